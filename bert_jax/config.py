@@ -1,0 +1,323 @@
+"""The schema of every setting: its default, its meaning and its check.
+
+A recipe is a short file in `configs/` whose `get_config(arg=None)` returns a `Config`. On the
+command line, `--config=base` names the recipe and `--config.optimizer.learning_rate=3e-4`
+changes a field of it. Overrides mutate the dataclasses; `Config.validate` then checks across
+fields, and nothing changes after that.
+
+Defaults are those of the paper (Devlin et al., 2019, "BERT: Pre-training of Deep Bidirectional
+Transformers for Language Understanding") and of its original code (github.com/google-research/bert);
+docs/fidelity.md gives the source of each.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from bert_jax.errors import UserError
+
+
+def setting(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field with the sentence that `--help` prints and, for names, its choices."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+def group(schema: type, help: str) -> Any:
+    """A dataclass field that holds a group of settings, one fresh instance a config."""
+    return field(default_factory=schema, metadata={"help": help, "choices": ()})
+
+
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
+class BertConfig:
+    """The encoder and its pretraining heads; fields named as in a Hugging Face `config.json`.
+
+    Hashable, so that a Flax module can hold it; it is not changed once a module does.
+    """
+
+    vocab_size: int = setting(30522, "pieces in the vocabulary, special ones included")
+    hidden_size: int = setting(768, "width of the encoder")
+    num_hidden_layers: int = setting(12, "number of encoder layers")
+    num_attention_heads: int = setting(12, "attention heads a layer; divides hidden_size")
+    intermediate_size: int = setting(3072, "width of the feed-forward layer")
+    hidden_act: str = setting(
+        "gelu_new",
+        "activation: gelu_new is the tanh form of the original code, gelu the erf form",
+        ("gelu_new", "gelu", "relu"),
+    )
+    hidden_dropout_prob: float = setting(0.1, "dropout on embeddings and before each residual")
+    attention_probs_dropout_prob: float = setting(0.1, "dropout on attention probabilities")
+    max_position_embeddings: int = setting(512, "longest sequence the model can take")
+    type_vocab_size: int = setting(2, "number of token types (segments)")
+    initializer_range: float = setting(0.02, "deviation of the truncated normal initialiser")
+    layer_norm_eps: float = setting(1e-12, "epsilon of LayerNorm")
+    pad_token_id: int = setting(0, "id of [PAD]")
+    # What follows is how the model is computed, not what it is: config.json has no such fields.
+    vocab_multiple: int = setting(
+        128, "the embedding table is padded to a multiple of this many rows; ids are not"
+    )
+    dtype: str = setting(
+        "float32",
+        "dtype of activations and matrix products; parameters, softmax, LayerNorm statistics "
+        "and losses are float32",
+        ("float32", "bfloat16"),
+    )
+    scan_layers: bool = setting(True, "compile one layer and scan it over the depth")
+    remat: str = setting(
+        "none",
+        "what the backward pass computes again: none, dots (all but matrix products), full",
+        ("none", "dots", "full"),
+    )
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding table: vocab_size rounded up to vocab_multiple."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+@dataclass(slots=True, kw_only=True)
+class CorpusConfig:
+    """What `prepare` reads and how it turns text into token shards."""
+
+    source: str = setting(
+        "docstrings:",
+        "KIND:WHERE, one of text:GLOB, jsonl:GLOB, tfds:NAME, docstrings:",
+    )
+    sentences: str = setting(
+        "split",
+        "lines: a sentence a line and a blank line between documents, as the original reads; "
+        "split: paragraphs of prose, split into sentences",
+        ("split", "lines"),
+    )
+    language: str = setting("en", "language code of the sentence splitter")
+    text_field: str = setting("text", "field that holds the text (jsonl: and tfds:)")
+    tfds_data_dir: str = setting("", "where TFDS keeps its data; empty is TFDS's own default")
+    strict: bool = setting(False, "refuse invalid UTF-8 and broken lines, not count and mend them")
+    heldout_fraction: float = setting(0.01, "share of documents held out, by a hash of content")
+    tokenizer: str = setting(
+        "wordpiece",
+        "vocabulary to train: wordpiece (by tokenizers), unigram or bpe (by sentencepiece)",
+        ("wordpiece", "unigram", "bpe"),
+    )
+    lowercase: bool = setting(True, "uncased vocabulary: lower case, accents stripped")
+    vocab: str = setting(
+        "", "a vocab.txt, tokenizer.json, .model or directory to use; empty trains a vocabulary"
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class DataConfig:
+    """How token shards become batches."""
+
+    dir: str = setting(
+        "", "directory of token shards; empty is a folder of the user's cache, made on first use"
+    )
+    next_sentence: bool = setting(True, "segment pairs and next-sentence prediction; else spans")
+    short_seq_prob: float = setting(0.1, "share of documents cut to a random shorter target")
+    mask_prob: float = setting(0.15, "share of pieces that are predicted")
+    whole_word: bool = setting(False, "mask all pieces of a word together")
+    masking: str = setting(
+        "static",
+        "static: `duplicates` fixed copies of the corpus, as the original; dynamic: new masks "
+        "each epoch",
+        ("static", "dynamic"),
+    )
+    duplicates: int = setting(10, "different cuts of the corpus into pairs (dupe_factor)")
+    workers: int = setting(2, "batches built at once on the host")
+
+
+@dataclass(slots=True, kw_only=True)
+class Phase:
+    """A stretch of a run at one sequence length."""
+
+    seq_len: int = setting(128, "pieces a sequence")
+    steps: int = setting(900_000, "optimizer steps")
+    batch_size: int = setting(256, "sequences a step, over all devices")
+    max_predictions: int = setting(20, "most masked positions a sequence")
+
+
+@dataclass(slots=True, kw_only=True)
+class OptimizerConfig:
+    """The update rule and its learning-rate schedule over all phases."""
+
+    name: str = setting(
+        "adam_original",
+        "adam_original: no bias correction, decoupled decay; adamw: with bias correction; "
+        "lamb: for large batches",
+        ("adam_original", "adamw", "lamb"),
+    )
+    learning_rate: float = setting(1e-4, "peak learning rate")
+    warmup_steps: int = setting(10_000, "steps of linear warm-up from 0")
+    schedule: str = setting(
+        "linear", "what follows the warm-up, over all steps", ("linear", "cosine", "constant")
+    )
+    b1: float = setting(0.9, "decay of the first moment")
+    b2: float = setting(0.999, "decay of the second moment")
+    eps: float = setting(1e-6, "added to the root of the second moment")
+    weight_decay: float = setting(0.01, "decay, none on biases and LayerNorm")
+    clip_norm: float = setting(1.0, "largest global gradient norm; 0 is no clipping")
+    accumulate: int = setting(1, "micro-batches a step; the update is that of the whole batch")
+
+
+@dataclass(slots=True, kw_only=True)
+class MeshConfig:
+    """Devices along each axis of the mesh; -1 is whatever the other axes leave."""
+
+    data: int = setting(-1, "data parallel")
+    fsdp: int = setting(1, "data parallel, parameters and optimizer state sharded")
+    tensor: int = setting(1, "heads, feed-forward and vocabulary sharded")
+
+
+@dataclass(slots=True, kw_only=True)
+class Config:
+    """Everything a pretraining run is made of."""
+
+    seed: int = setting(0, "seed of initialisation, data order, masks and dropout")
+    model: BertConfig = group(BertConfig, "the model")
+    corpus: CorpusConfig = group(CorpusConfig, "text, vocabulary and token shards")
+    data: DataConfig = group(DataConfig, "segment pairs, masks and batches")
+    phases: tuple[Phase, ...] = field(
+        default_factory=lambda: (
+            Phase(),
+            Phase(seq_len=512, steps=100_000, batch_size=256, max_predictions=76),
+        ),
+        metadata={"help": "sequence-length phases, in order", "choices": ()},
+    )
+    optimizer: OptimizerConfig = group(OptimizerConfig, "update rule and schedule")
+    mesh: MeshConfig = group(MeshConfig, "device mesh")
+    log_every: int = setting(100, "steps between lines of metrics")
+    eval_every: int = setting(10_000, "steps between evaluations on held-out documents")
+    eval_examples: int = setting(10_000, "most held-out examples an evaluation scores")
+    checkpoint_every: int = setting(10_000, "steps between checkpoints")
+    keep_checkpoints: int = setting(3, "newest checkpoints kept")
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+    def validate(self) -> None:
+        """Check every value and what must hold across fields.
+
+        Raises:
+          UserError: naming the field, its value and what it may be.
+        """
+        for path, value, spec in walk(self):
+            choices = spec.metadata["choices"]
+            if choices and value not in choices:
+                raise UserError(f"config.{path}={value!r}: choose one of {', '.join(choices)}")
+        _check_numbers(self)
+        _check_model(self.model)
+        _check_phases(self)
+
+
+def walk(node: Any, prefix: str = "") -> list[tuple[str, Any, dataclasses.Field]]:
+    """Every setting under `node`: its dotted path, its value and its field."""
+    found = []
+    for spec in dataclasses.fields(node):
+        value, path = getattr(node, spec.name), prefix + spec.name
+        if dataclasses.is_dataclass(value):
+            found += walk(value, path + ".")
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                found += walk(item, f"{path}[{index}].")
+        else:
+            found.append((path, value, spec))
+    return found
+
+
+def model_size(name: str) -> BertConfig:
+    """A `BertConfig` of a published size: tiny, mini, small, medium, base or large.
+
+    The four small ones are Turc et al., 2019 ("Well-Read Students Learn Better"), table 1;
+    base and large the BERT paper's section 3. Feed-forward is 4 H and a head 64 wide throughout.
+    """
+    layers, hidden = {
+        "tiny": (2, 128),
+        "mini": (4, 256),
+        "small": (4, 512),
+        "medium": (8, 512),
+        "base": (12, 768),
+        "large": (24, 1024),
+    }[name]
+    return BertConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+    )
+
+
+# Settings that may be zero; every other number must be positive.
+_MAY_BE_ZERO = {
+    "seed",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "pad_token_id",
+    "heldout_fraction",
+    "short_seq_prob",
+    "warmup_steps",
+    "weight_decay",
+    "clip_norm",
+    "b1",
+    "b2",
+}
+_FRACTIONS = {
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "heldout_fraction",
+    "short_seq_prob",
+    "mask_prob",
+    "b1",
+    "b2",
+}
+
+
+def _check_numbers(config: Config) -> None:
+    for path, value, spec in walk(config):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if path.startswith("mesh.") and value == -1:
+            continue
+        if value < 0 or (value == 0 and spec.name not in _MAY_BE_ZERO):
+            raise UserError(f"config.{path}={value}: must be positive")
+        if spec.name in _FRACTIONS and value >= 1:
+            raise UserError(f"config.{path}={value}: must be a fraction below 1")
+    if [config.mesh.data, config.mesh.fsdp, config.mesh.tensor].count(-1) > 1:
+        raise UserError("config.mesh: at most one axis may be -1")
+
+
+def _check_model(model: BertConfig) -> None:
+    if model.hidden_size % model.num_attention_heads:
+        raise UserError(
+            f"config.model.num_attention_heads={model.num_attention_heads} does not divide "
+            f"config.model.hidden_size={model.hidden_size}"
+        )
+    if model.pad_token_id >= model.vocab_size:
+        raise UserError(
+            f"config.model.pad_token_id={model.pad_token_id} is outside the vocabulary of "
+            f"{model.vocab_size}"
+        )
+
+
+def _check_phases(config: Config) -> None:
+    if not config.phases:
+        raise UserError("config.phases is empty: give at least one phase")
+    for index, phase in enumerate(config.phases):
+        where = f"config.phases[{index}]"
+        if phase.seq_len > config.model.max_position_embeddings:
+            raise UserError(
+                f"{where}.seq_len={phase.seq_len} is longer than "
+                f"config.model.max_position_embeddings={config.model.max_position_embeddings}"
+            )
+        if phase.seq_len < 8:
+            raise UserError(f"{where}.seq_len={phase.seq_len}: must be at least 8")
+        if phase.max_predictions > phase.seq_len:
+            raise UserError(
+                f"{where}.max_predictions={phase.max_predictions} is more than its "
+                f"seq_len={phase.seq_len}"
+            )
+        if phase.batch_size % config.optimizer.accumulate:
+            raise UserError(
+                f"{where}.batch_size={phase.batch_size} does not divide into "
+                f"config.optimizer.accumulate={config.optimizer.accumulate} micro-batches"
+            )
