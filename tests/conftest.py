@@ -1,0 +1,31 @@
+"""What every test runs under: eight virtual CPU devices, no network, a fixed order of examples."""
+
+import os
+from pathlib import Path
+
+# Set before JAX or TensorFlow is imported: they read the environment once.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+).strip()
+# Fewer threads than twice the devices, and a collective on few cores waits for itself.
+os.environ["PJRT_NPROC"] = "32"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """The folder of real text and vocabularies that BERT_JAX_TEST_DATA names; skips without it."""
+    folder = os.environ.get("BERT_JAX_TEST_DATA")
+    if not folder:
+        pytest.skip("BERT_JAX_TEST_DATA is not set: it names a folder of real text")
+    return Path(folder)
