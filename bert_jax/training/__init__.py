@@ -1,0 +1,1 @@
+"""Losses, optimizer, state, steps, sharding, checkpoints and metrics of a training run."""

@@ -1,0 +1,54 @@
+"""Model FLOPs of a training step, and the peaks they are measured against (MFU)."""
+
+from bert_jax.config import BertConfig, Phase
+
+# Dense bfloat16 peaks in FLOP/s, by `jax.Device.device_kind`, from the vendors' data sheets. Exact
+# names only: a MIG slice, a PCIe H100 or an H200 NVL is slower than its namesake here. An MFU is
+# a share of this bfloat16 peak in a float32 run too, as is usual.
+_PEAK_FLOPS = {
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Dense bfloat16 peak of one device in FLOP/s; None where it is not known (a CPU, say)."""
+    return _PEAK_FLOPS.get(device_kind)
+
+
+def training_flops_per_token(model: BertConfig, seq_len: int, max_predictions: float) -> float:
+    """FLOPs of the forward and backward pass for one position of a sequence.
+
+    6 L (4 H^2 + 2 H I) + 12 L H S + 6 m (H V + H^2): six for each weight of a matrix product (two
+    forward, four backward; Kaplan et al., 2020, section 2.1), the two products of attention, and
+    the MLM head at the share m = max_predictions / seq_len of positions it is computed at.
+    Padding counts as computed; the pooler and NSP head (one position a sequence), elementwise
+    work, the padded rows of the vocabulary and what `remat` computes again do not.
+    """
+    layers, hidden = model.num_hidden_layers, model.hidden_size
+    encoder = 6 * layers * (4 * hidden**2 + 2 * hidden * model.intermediate_size)
+    attention = 12 * layers * hidden * seq_len
+    head = 6 * max_predictions / seq_len * (hidden * model.vocab_size + hidden**2)
+    return encoder + attention + head
+
+
+def step_flops(model: BertConfig, phase: Phase) -> float:
+    """FLOPs of one optimizer step of `phase`, over all devices."""
+    per_token = training_flops_per_token(model, phase.seq_len, phase.max_predictions)
+    return per_token * phase.seq_len * phase.batch_size
+
+
+def run_flops(model: BertConfig, phases: tuple[Phase, ...]) -> float:
+    """FLOPs of all steps of all phases, over all devices."""
+    return sum(phase.steps * step_flops(model, phase) for phase in phases)

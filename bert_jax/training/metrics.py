@@ -1,0 +1,213 @@
+"""What a run writes about itself: metrics.jsonl, TensorBoard events and environment.json."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+
+from bert_jax.errors import UserError
+
+METRICS_FILE = "metrics.jsonl"
+ENVIRONMENT_FILE = "environment.json"
+# A million steps with a line every ten come to about 40 MB.
+_MAX_METRICS_BYTES = 1 << 28
+_PACKAGES = (
+    "bert-jax",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "numpy",
+    "tokenizers",
+    "sentencepiece",
+    "tensorflow",
+)
+
+
+class MetricsWriter:
+    """Appends records to `metrics.jsonl` and their numbers to `tensorboard/`.
+
+    Each record is on disk when `write` returns. One process of a run writes.
+    """
+
+    def __init__(self, run_directory: Path, start_step: int):
+        """Opens the files of a run that goes on from `start_step` (0: a run that begins).
+
+        Train and eval records beyond `start_step` are dropped, so that a resumed run does not
+        leave two histories; TensorBoard is told to do the same.
+
+        Raises:
+          UserError: as `read_metrics`.
+        """
+        events = run_directory / "tensorboard"
+        events.mkdir(parents=True, exist_ok=True)
+        truncate_after(run_directory, start_step)
+        self._lines = (run_directory / METRICS_FILE).open("a", encoding="utf-8")
+        # Not tensorboardX's SummaryWriter: its `flush` leaves what is still in its queue. The
+        # suffix keeps two writers of one second apart, which would write one file.
+        self._events = EventsWriter(str(events / "events"), f".{time.time_ns()}")
+        # TensorBoard hides what earlier files hold from this step on.
+        session = SessionLog(status=SessionLog.START)
+        self._events.write_event(
+            Event(wall_time=time.time(), step=start_step + 1, session_log=session)
+        )
+        self._events.flush()
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append a record; "time" (unix seconds) is added where it is missing.
+
+        Values are strings, numbers (Python, NumPy or JAX scalars), None or dicts of them; NaN and
+        infinities become null, for JSON has neither (TensorBoard keeps them). Numbers of a record
+        with a step go to TensorBoard under `kind/name`.
+        """
+        record = {"time": time.time()} | {key: _plain(value) for key, value in record.items()}
+        self._lines.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+        self._lines.flush()
+        if "step" in record:
+            self._write_event(record)
+
+    def _write_event(self, record: dict[str, Any]) -> None:
+        values = [
+            Summary.Value(tag=f"{record['kind']}/{key}", simple_value=value)
+            for key, value in record.items()
+            if isinstance(value, int | float) and key not in ("step", "phase", "time")
+        ]
+        self._events.write_event(
+            Event(wall_time=record["time"], step=record["step"], summary=Summary(value=values))
+        )
+        self._events.flush()
+
+    def close(self) -> None:
+        """Close both files."""
+        self._lines.close()
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(run_directory: Path) -> list[dict[str, Any]]:
+    """Records of `metrics.jsonl`, in order; empty where there is no such file.
+
+    A last line without its line break (a run that was killed while writing) is left out.
+
+    Raises:
+      UserError: the file is larger than 256 MiB, or a line is no record.
+    """
+    path = run_directory / METRICS_FILE
+    if not path.exists():
+        return []
+    if path.stat().st_size > _MAX_METRICS_BYTES:
+        raise UserError(f"{path} is larger than {_MAX_METRICS_BYTES >> 20} MiB: no metrics file")
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def truncate_after(run_directory: Path, step: int) -> None:
+    """Drop train and eval records beyond `step`, and a torn last line, from `metrics.jsonl`.
+
+    Records of other kinds stay: the time a run took was spent, whatever came of it.
+    """
+    kept = [
+        record
+        for record in read_metrics(run_directory)
+        if record["kind"] not in ("train", "eval") or record["step"] <= step
+    ]
+    _write_atomically(
+        run_directory / METRICS_FILE, "".join(json.dumps(record) + "\n" for record in kept)
+    )
+
+
+def write_environment(run_directory: Path) -> None:
+    """Write `environment.json`: versions, devices, host, git commit and command line."""
+    environment = {
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "platform": platform.platform(),
+        "host": platform.node(),
+        "cpu_count": os.cpu_count(),
+        "devices": dict(Counter(device.device_kind for device in jax.devices())),
+        "processes": jax.process_count(),
+        "git": _git_state(Path(__file__).parent),
+        "command": sys.argv,
+    }
+    _write_atomically(run_directory / ENVIRONMENT_FILE, json.dumps(environment, indent=2) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """`value` with NumPy and JAX scalars, its own or in a dict, as Python numbers."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value.item() if hasattr(value, "item") else value
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None for each number that JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise UserError(f"{where}: not JSON; remove the line") from None
+    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
+        raise UserError(f'{where}: a record has a "kind"; remove the line')
+    if record["kind"] in ("train", "eval") and type(record.get("step")) is not int:
+        raise UserError(f'{where}: a {record["kind"]} record has a whole "step"; remove the line')
+    return _finite(record)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _versions() -> dict[str, str | None]:
+    """Installed versions, read from the packages' metadata; None where one is not installed."""
+    versions: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _git_state(directory: Path) -> dict[str, Any] | None:
+    """Commit, and whether tracked files differ from it; None where git does not track us.
+
+    A package installed below somebody else's checkout is not part of that checkout.
+    """
+    if _git(directory, "ls-files", "--error-unmatch", "metrics.py") is None:
+        return None
+    changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": _git(directory, "rev-parse", "HEAD"), "dirty": bool(changes)}
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(directory), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
