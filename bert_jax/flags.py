@@ -1,0 +1,170 @@
+"""The command line of a config: a recipe by name or file, and its fields changed one by one."""
+
+import argparse
+import dataclasses
+import difflib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from absl import flags
+from ml_collections import config_flags
+
+from bert_jax.config import Config, walk
+from bert_jax.errors import UserError, exit_with
+
+_PACKAGE = Path(__file__).resolve().parent
+# In a wheel the recipes are installed inside the package; in a checkout they stand beside it.
+_RECIPE_FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like every other error here."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Print `error: ...` and exit with code 2."""
+        exit_with(f"{message} (see --help)")
+
+
+def recipe_names() -> list[str]:
+    """The names that `--config` takes: the files of the recipe folder."""
+    folder = next((folder for folder in _RECIPE_FOLDERS if folder.is_dir()), None)
+    return sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__") if folder else []
+
+
+def load_config(recipe: str) -> Config:
+    """The config of a recipe, before any override.
+
+    Args:
+      recipe: a bare name (`base`), found in a checkout and in an installed wheel from any working
+        directory, or a path (with `/` or `.py`); `:ARG` after it is passed to `get_config`.
+
+    Raises:
+      UserError: there is no such recipe, or its file does not give a `Config`.
+    """
+    name, _, argument = recipe.partition(":")
+    path = _recipe_path(name)
+    spec = importlib.util.spec_from_file_location(f"bert_jax_recipe_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"--config={recipe}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config(argument) if argument else module.get_config()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--config={recipe}: {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise UserError(f"--config={recipe}: get_config in {path} does not return a Config")
+    return config
+
+
+def override(config: Config, arguments: list[str]) -> None:
+    """Change `config` in place by arguments such as `--config.phases[0].steps=500`.
+
+    Raises:
+      UserError: an unknown field, with the nearest name, or a value of the wrong type.
+    """
+    for argument in arguments:
+        _check_override(config, argument)
+    values = flags.FlagValues()
+    try:
+        config_flags.DEFINE_config_dataclass(
+            "config", config, flag_values=values, sys_argv=arguments
+        )
+        values(["", *arguments])
+    except (flags.Error, ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+
+
+def describe(config: Config) -> str:
+    """Every field of `config` with its value, meaning and choices, for `--help`."""
+    lines = []
+    for path, value, spec in walk(config):
+        choices = spec.metadata["choices"]
+        told = spec.metadata["help"] + (f" [{'|'.join(choices)}]" if choices else "")
+        lines.append(f"  --config.{path}={value}\n        {told}")
+    return "\n".join(lines)
+
+
+def parse(parser: Parser, argv: list[str] | None = None) -> tuple[argparse.Namespace, Config]:
+    """Parse a command line that takes `--config=RECIPE` and overrides of its fields.
+
+    Args:
+      parser: the entry point's own arguments; `--config` and `--help` are added to it.
+      argv: the arguments, or None for those of the process.
+
+    Returns:
+      The entry point's own arguments, and the config: overridden and validated.
+
+    Raises:
+      UserError: an unknown recipe, field or value.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="RECIPE",
+        help=f"one of {', '.join(recipe_names())}, or the path of a file with get_config(); "
+        "--config.FIELD=VALUE changes a field of it",
+    )
+    if {"-h", "--help"} & set(argv):
+        chosen = [a.partition("=")[2] for a in argv if a.startswith("--config=")]
+        config = load_config(chosen[0]) if chosen else Config()
+        title = f"the fields of --config={chosen[0]}" if chosen else "the fields of a config"
+        parser.epilog = f"{parser.epilog or ''}\n{title}, with their values:\n{describe(config)}"
+    arguments, rest = parser.parse_known_args(argv)
+    unknown = [item for item in rest if not re.match(r"--(no)?config\.", item)]
+    if unknown:
+        raise UserError(f"unknown argument {unknown[0]!r} (see --help)")
+    config = load_config(arguments.config)
+    override(config, rest)
+    config.validate()
+    return arguments, config
+
+
+def _recipe_path(name: str) -> Path:
+    if "/" in name or name.endswith(".py"):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise UserError(f"--config={name}: no such file")
+        return path
+    for folder in _RECIPE_FOLDERS:
+        if name in recipe_names() and (folder / f"{name}.py").is_file():
+            return folder / f"{name}.py"
+    raise UserError(
+        f"--config={name}: no such recipe{_nearest(name, recipe_names())}; "
+        f"there are {', '.join(recipe_names())}"
+    )
+
+
+def _check_override(config: Config, argument: str) -> None:
+    name, equals, _ = argument.partition("=")
+    path = re.sub(r"^--(no)?config\.", "", name)
+    known = {known_path: value for known_path, value, _ in walk(config)}
+    if path not in known:
+        raise UserError(f"{name}: no such field{_nearest(path, list(known))} (see --help)")
+    if not equals and not isinstance(known[path], bool):
+        raise UserError(f"{name}: give its value as {name}=VALUE")
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if not near:
+        last = {path.rpartition(".")[2]: path for path in known}
+        leaf = difflib.get_close_matches(name.rpartition(".")[2], list(last), n=1)
+        near = [last[match] for match in leaf]
+    return f", did you mean {near[0]}?" if near else ""
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The config as JSON values, as the run directory's config.json holds it."""
+    return dataclasses.asdict(config)

@@ -1,0 +1,65 @@
+"""The train state: made abstract first, then materialised in its sharding."""
+
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from bert_jax.models import BertForPreTraining
+from bert_jax.training.sharding import tree_shardings
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that a run carries from step to step.
+
+    step: int32 scalar, optimizer steps done. It keys the data order, the masks and the dropout, so
+      that nothing else need be remembered.
+    params: float32 arrays.
+    opt_state: of the optax optimizer.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+
+
+def _initialise(
+    model: BertForPreTraining, optimizer: optax.GradientTransformation, key: jax.Array
+) -> TrainState:
+    tokens = jnp.zeros((1, 8), jnp.int32)
+    positions = jnp.zeros((1, 1), jnp.int32)
+    params = model.init(key, tokens, tokens, tokens, positions)["params"]
+    return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
+
+
+def create_state(
+    model: BertForPreTraining,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    seed: int,
+) -> tuple[TrainState, TrainState]:
+    """A fresh state, each array made where its sharding puts it; no device holds a full copy.
+
+    Returns:
+      The state, and the same tree of `jax.ShapeDtypeStruct` with shardings, to restore into.
+    """
+    key = jax.random.key(seed)
+    boxed = jax.eval_shape(lambda key: _initialise(model, optimizer, key), key)
+    shardings = tree_shardings(mesh, boxed)
+    state = jax.jit(
+        lambda key: nn.meta.unbox(_initialise(model, optimizer, key)), out_shardings=shardings
+    )(key)
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
+    )
+    return state, abstract
+
+
+def parameter_count(params: Any) -> int:
+    """Number of trained values, the padding rows of the vocabulary included."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -1,0 +1,140 @@
+"""The training and evaluation steps: pure functions, and their compiled, sharded forms."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.models import BertForPreTraining
+from bert_jax.training.losses import loss_weights, pretraining_metrics, training_loss
+from bert_jax.training.sharding import LOGICAL_RULES
+from bert_jax.training.state import TrainState
+
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, tuple[jax.Array, jax.Array]]
+
+# Each consumer of randomness has a number of its own, folded into the key of the step.
+_DROPOUT = 1
+
+
+def model_inputs(batch: Batch) -> dict[str, jax.Array]:
+    """The arrays of a batch that the model takes; the others are labels and weights."""
+    names = ("input_ids", "token_type_ids", "attention_mask", "masked_lm_positions")
+    return {name: batch[name] for name in names}
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    model: BertForPreTraining,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    accumulate: int = 1,
+) -> tuple[TrainState, Metrics, jax.Array]:
+    """One optimizer step.
+
+    The losses are sums over the whole batch divided once by its weights, so that the update is
+    the same however the batch is spread over devices or cut into micro-batches.
+
+    Args:
+      state: the state before the step.
+      batch: a global batch, as `bert_jax.data.pipeline` makes it.
+      model: the module whose parameters `state` holds.
+      optimizer: the optax optimizer whose state `state` holds.
+      seed: the run's seed; dropout is keyed by it, the step and the micro-batch.
+      accumulate: micro-batches to cut the batch into.
+
+    Returns:
+      The next state, the sums and weights of the batch's metrics, and the norm of its gradient.
+    """
+    weights = loss_weights(batch)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), state.step), _DROPOUT)
+
+    def loss_fn(params: Any, micro_batch: Batch, index: Any) -> tuple[jax.Array, Metrics]:
+        outputs = model.apply(
+            {"params": params},
+            **model_inputs(micro_batch),
+            deterministic=False,
+            rngs={"dropout": jax.random.fold_in(key, index)},
+        )
+        metrics = pretraining_metrics(outputs, micro_batch)
+        return training_loss(metrics, weights), metrics
+
+    grad_fn = jax.grad(loss_fn, has_aux=True)
+    if accumulate == 1:
+        grads, metrics = grad_fn(state.params, batch, 0)
+    else:
+        grads, metrics = _accumulated(grad_fn, state.params, batch, accumulate)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    next_state = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
+    return next_state, metrics, optax.global_norm(grads)
+
+
+def _accumulated(
+    grad_fn: Callable[..., Any], params: Any, batch: Batch, count: int
+) -> tuple[Any, Metrics]:
+    # Micro-batch i takes rows i, i + count, ...: every device has rows of every micro-batch.
+    micro_batches = jax.tree.map(
+        lambda x: x.reshape(x.shape[0] // count, count, *x.shape[1:]).swapaxes(0, 1), dict(batch)
+    )
+
+    def add(total: Any, indexed: Any) -> tuple[Any, None]:
+        index, micro_batch = indexed
+        return jax.tree.map(jnp.add, total, grad_fn(params, micro_batch, index)), None
+
+    first = jax.tree.map(lambda x: x[0], micro_batches)
+    shapes = jax.eval_shape(grad_fn, params, first, 0)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    total, _ = jax.lax.scan(add, zeros, (jnp.arange(count), micro_batches))
+    return total
+
+
+def eval_step(params: Any, batch: Batch, *, model: BertForPreTraining) -> Metrics:
+    """The sums and weights of a batch's metrics, without dropout."""
+    outputs = model.apply({"params": params}, **model_inputs(batch), deterministic=True)
+    return pretraining_metrics(outputs, batch)
+
+
+def compile_train_step(
+    state: TrainState,
+    model: BertForPreTraining,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int,
+    accumulate: int,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics, jax.Array]]:
+    """`train_step`, jitted under the mesh that `jax.set_mesh` has set.
+
+    Args:
+      state: a state, or its shapes, with the shardings that every next state is to have.
+      model, optimizer, seed, accumulate: as for `train_step`.
+
+    Returns:
+      The step as a function of a state, whose arrays it consumes, and a batch.
+    """
+    step = functools.partial(
+        train_step, model=model, optimizer=optimizer, seed=seed, accumulate=accumulate
+    )
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+    return jax.jit(_with_rules(step), donate_argnums=0, out_shardings=(shardings, None, None))
+
+
+def compile_eval_step(model: BertForPreTraining) -> Callable[[Any, Batch], Metrics]:
+    """`eval_step`, jitted under the mesh that `jax.set_mesh` has set."""
+    return jax.jit(_with_rules(functools.partial(eval_step, model=model)))
+
+
+def _with_rules(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the modules' logical axis names their meaning while `function` is traced."""
+
+    def traced(*args: Any) -> Any:
+        with nn.logical_axis_rules(LOGICAL_RULES):
+            return function(*args)
+
+    return traced

@@ -1,0 +1,1 @@
+"""The recipes: one short file each, found by name with `--config=NAME`."""
