@@ -1,1 +1,1 @@
-"""Losses, optimizer, state, steps, sharding, checkpoints and metrics of a training run."""
+"""Losses, optimizer, train state, steps, sharding, checkpoints and metrics."""

@@ -1,0 +1,117 @@
+"""The pretraining heads: masked language model and next-sentence prediction."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from bert_jax.config import BertConfig
+from bert_jax.models.encoder import BertModel
+from bert_jax.models.layers import Projection, activation, layer_norm, product
+
+# Logit of the rows that pad the embedding table: their probability is 0 in float32.
+PADDED_LOGIT = -1e9
+
+
+class PredictionTransform(nn.Module):
+    """The non-linear layer before the output embeddings."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """[B, P, D] to [B, P, D]."""
+        c = self.config
+        shape = (c.hidden_size, c.hidden_size)
+        dense = Projection(c, "BPD,DE->BPE", shape, ("embed", "transformed"), name="dense")
+        return layer_norm(c)(activation(c, dense(hidden)))
+
+
+class Predictions(nn.Module):
+    """Masked language model: transform, then the tied word embeddings with a bias of their own."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, hidden: jax.Array, word_embeddings: jax.Array) -> jax.Array:
+        """[B, P, D] and the table [V, D] to logits, float32 [B, P, V]."""
+        c = self.config
+        transformed_BPD = PredictionTransform(c, name="transform")(hidden)
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+        bias_V = self.param("output_bias", zeros, (c.padded_vocab_size,))
+        bias_V = jnp.where(jnp.arange(c.padded_vocab_size) < c.vocab_size, bias_V, PADDED_LOGIT)
+        logits_BPV = product("BPD,VD->BPV", c.dtype, transformed_BPD, word_embeddings) + bias_V
+        return nn.with_logical_constraint(logits_BPV, ("batch", None, "vocab"))
+
+
+class PreTrainingHeads(nn.Module):
+    """Both heads, under the original's scope `cls`."""
+
+    config: BertConfig
+    next_sentence: bool
+
+    def setup(self) -> None:
+        c = self.config
+        self.predictions = Predictions(c)
+        if self.next_sentence:
+            shape = (c.hidden_size, 2)
+            self.seq_relationship = Projection(c, "BD,DC->BC", shape, ("embed", "class"))
+
+    def __call__(
+        self, hidden: jax.Array, pooled: jax.Array | None, word_embeddings: jax.Array
+    ) -> dict[str, jax.Array]:
+        """Masked positions [B, P, D] and pooled output [B, D] to float32 logits."""
+        logits = {"mlm_logits": self.predictions(hidden, word_embeddings)}
+        if self.next_sentence:
+            logits["nsp_logits"] = self.seq_relationship(pooled).astype(jnp.float32)
+        return logits
+
+
+class BertForPreTraining(nn.Module):
+    """The encoder with its pretraining heads.
+
+    Attributes:
+      next_sentence: whether the model has a pooler and a next-sentence head.
+    """
+
+    config: BertConfig
+    next_sentence: bool = True
+
+    def setup(self) -> None:
+        self.bert = BertModel(self.config, pooling=self.next_sentence)
+        self.cls = PreTrainingHeads(self.config, self.next_sentence)
+
+    def __call__(
+        self,
+        input_ids: jax.Array,
+        token_type_ids: jax.Array,
+        attention_mask: jax.Array,
+        masked_lm_positions: jax.Array,
+        position_ids: jax.Array | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> dict[str, jax.Array]:
+        """Encode and predict.
+
+        Args:
+          input_ids, token_type_ids: int32 [B, L]; an id outside its table gives NaN.
+          attention_mask: [B, L], 1 = attend to this position, 0 = padding.
+          masked_lm_positions: int32 [B, P], the positions to predict.
+          position_ids: int32 [B, L]; by default 0, 1, ..., L - 1 in each row.
+          deterministic: no dropout; else a "dropout" key is needed.
+
+        Returns:
+          mlm_logits: float32 [B, P, V], with `PADDED_LOGIT` or so at rows from vocab_size on;
+          sequence_output: [B, L, D] of the compute dtype;
+          and with next_sentence nsp_logits, float32 [B, 2] (0 = is next, 1 = random), and
+          pooled_output, [B, D] of the compute dtype.
+        """
+        sequence_output, pooled_output = self.bert(
+            input_ids, token_type_ids, attention_mask, position_ids, deterministic=deterministic
+        )
+        masked_BPD = jnp.take_along_axis(sequence_output, masked_lm_positions[..., None], axis=1)
+        word_embeddings = self.bert.embeddings.word_embeddings
+        outputs = self.cls(masked_BPD, pooled_output, word_embeddings)
+        outputs["sequence_output"] = sequence_output
+        if pooled_output is not None:
+            outputs["pooled_output"] = pooled_output
+        return outputs

@@ -1,0 +1,117 @@
+"""Learning-rate schedules and update rules, as Optax gradient transformations."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from bert_jax.config import OptimizerConfig
+
+
+def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
+    """The learning rate of each step, counted from 0.
+
+    During the warm-up, learning_rate * step / warmup_steps: 0 at step 0. After it, "linear" is
+    learning_rate * (1 - step / total_steps), counted from step 0 as in optimization.py, so that it
+    drops a little where the warm-up ends; "cosine" falls from learning_rate at the warm-up's end
+    to 0 at total_steps; "constant" stays. Past total_steps the last two decays stay at 0.
+    """
+    peak, warmup = config.learning_rate, config.warmup_steps
+
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
+        step = jnp.asarray(count, jnp.float32)
+        if config.schedule == "linear":
+            rate = peak * (1 - jnp.minimum(step / total_steps, 1))
+        elif config.schedule == "cosine":
+            progress = (step - warmup) / max(total_steps - warmup, 1)
+            rate = peak * 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(progress, 0, 1)))
+        else:
+            rate = jnp.full_like(step, peak)
+        return jnp.where(step < warmup, peak * step / max(warmup, 1), rate)
+
+    return schedule
+
+
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+    """Clip by global norm, the rule, decoupled decay, the learning rate: in that order.
+
+    The decay is added to the rule's update before the learning rate, and skips LayerNorm and
+    biases, as in optimization.py (`AdamWeightDecayOptimizer`); embeddings are decayed.
+    """
+    if config.name == "adam_original":
+        rule = scale_by_original_adam(config.b1, config.b2, config.eps)
+    else:
+        rule = optax.scale_by_adam(config.b1, config.b2, config.eps)
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        rule,
+        optax.add_decayed_weights(config.weight_decay, mask=decayed),
+        scale_by_layer_trust_ratio() if config.name == "lamb" else optax.identity(),
+        optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)),
+    )
+
+
+def decayed(params: Any) -> Any:
+    """A tree of booleans: which parameters weight decay touches."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: _is_decayed(_names(path)), params)
+
+
+def _is_decayed(names: list[str]) -> bool:
+    return "LayerNorm" not in names and not any(name.endswith("bias") for name in names)
+
+
+def _names(path: tuple[Any, ...]) -> list[str]:
+    """The dict keys along a path, without what boxes such as `nn.Partitioned` add."""
+    return [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+
+
+class AdamMoments(NamedTuple):
+    """State of `scale_by_original_adam`; both mirror the parameters."""
+
+    mu: optax.Updates
+    nu: optax.Updates
+
+
+def scale_by_original_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """mu / (sqrt(nu) + eps), without bias correction (optimization.py).
+
+    `optax.scale_by_adam` always corrects.
+    """
+
+    def init(params: optax.Params) -> AdamMoments:
+        return AdamMoments(
+            jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
+        )
+
+    def update(
+        updates: optax.Updates, state: AdamMoments, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, AdamMoments]:
+        del params
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state.nu, updates)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu), AdamMoments(mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
+    """LAMB's ratio of norms (You et al., 2020, algorithm 2), a ratio for each layer.
+
+    Scanned layers are one array with the depth as first axis; a norm over all of it would give
+    them one ratio together.
+    """
+    ratio = optax.scale_by_trust_ratio()
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        def scale(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
+            def one(u: jax.Array, p: jax.Array) -> jax.Array:
+                return ratio.update(u, state, p)[0]
+
+            return jax.vmap(one)(update, param) if "layer" in _names(path) else one(update, param)
+
+        return jax.tree_util.tree_map_with_path(scale, updates, params), state
+
+    return optax.GradientTransformation(ratio.init, update)
