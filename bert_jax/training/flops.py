@@ -49,6 +49,11 @@ def step_flops(model: BertConfig, phase: Phase) -> float:
     return per_token * phase.seq_len * phase.batch_size
 
 
-def run_flops(model: BertConfig, phases: tuple[Phase, ...]) -> float:
-    """FLOPs of all steps of all phases, over all devices."""
-    return sum(phase.steps * step_flops(model, phase) for phase in phases)
+def run_flops(model: BertConfig, phases: tuple[Phase, ...], start_step: int = 0) -> float:
+    """FLOPs of all phases' steps from `start_step` (counted over all phases), over all devices."""
+    flops = 0.0
+    for phase in phases:
+        done = min(start_step, phase.steps)
+        flops += (phase.steps - done) * step_flops(model, phase)
+        start_step -= done
+    return flops

@@ -1,5 +1,9 @@
-"""What a run writes about itself: metrics.jsonl, TensorBoard events and environment.json."""
+"""What a run writes about itself: metrics.jsonl, TensorBoard events and environment.json.
 
+jax and tensorboardX are imported where they are used, for those who only read metrics.
+"""
+
+import contextlib
 import json
 import math
 import os
@@ -12,17 +16,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-import jax
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
 
 from bert_jax.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
 ENVIRONMENT_FILE = "environment.json"
-# A million steps with a line every ten come to about 40 MB.
-_MAX_METRICS_BYTES = 1 << 28
+# A line is about 350 bytes: three million of them.
+_MAX_METRICS_BYTES = 1 << 30
 _PACKAGES = (
     "bert-jax",
     "jax",
@@ -34,64 +34,57 @@ _PACKAGES = (
     "tokenizers",
     "sentencepiece",
     "tensorflow",
+    "tensorflow-cpu",
 )
 
 
 class MetricsWriter:
     """Appends records to `metrics.jsonl` and their numbers to `tensorboard/`.
 
-    Each record is on disk when `write` returns. One process of a run writes.
+    A line is with the operating system when `write` returns, an event a second later. One
+    process of a run writes.
     """
 
     def __init__(self, run_directory: Path, start_step: int):
         """Opens the files of a run that goes on from `start_step` (0: a run that begins).
 
         Train and eval records beyond `start_step` are dropped, so that a resumed run does not
-        leave two histories; TensorBoard is told to do the same.
+        leave two histories; TensorBoard is told to hide the same.
 
         Raises:
           UserError: as `read_metrics`.
         """
-        events = run_directory / "tensorboard"
-        events.mkdir(parents=True, exist_ok=True)
+        from tensorboardX import SummaryWriter
+
+        run_directory.mkdir(parents=True, exist_ok=True)
         truncate_after(run_directory, start_step)
         self._lines = (run_directory / METRICS_FILE).open("a", encoding="utf-8")
-        # Not tensorboardX's SummaryWriter: its `flush` leaves what is still in its queue. The
-        # suffix keeps two writers of one second apart, which would write one file.
-        self._events = EventsWriter(str(events / "events"), f".{time.time_ns()}")
-        # TensorBoard hides what earlier files hold from this step on.
-        session = SessionLog(status=SessionLog.START)
-        self._events.write_event(
-            Event(wall_time=time.time(), step=start_step + 1, session_log=session)
+        self._events = SummaryWriter(
+            str(run_directory / "tensorboard"),
+            purge_step=start_step + 1,
+            # The writing thread flushes by itself; SummaryWriter.flush leaves out its queue.
+            flush_secs=1,
+            # The name holds whole seconds: two writers of one second would share a file.
+            filename_suffix=f".{time.time_ns()}",
         )
-        self._events.flush()
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record; "time" (unix seconds) is added where it is missing.
 
         Values are strings, numbers (Python, NumPy or JAX scalars), None or dicts of them; NaN and
-        infinities become null, for JSON has neither (TensorBoard keeps them). Numbers of a record
-        with a step go to TensorBoard under `kind/name`.
+        infinities become null, for JSON has neither. Numbers of a record with a step go to
+        TensorBoard under `kind/name`.
         """
         record = {"time": time.time()} | {key: _plain(value) for key, value in record.items()}
-        self._lines.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+        self._lines.write(json.dumps(record, allow_nan=False) + "\n")
         self._lines.flush()
-        if "step" in record:
-            self._write_event(record)
-
-    def _write_event(self, record: dict[str, Any]) -> None:
-        values = [
-            Summary.Value(tag=f"{record['kind']}/{key}", simple_value=value)
-            for key, value in record.items()
-            if isinstance(value, int | float) and key not in ("step", "phase", "time")
-        ]
-        self._events.write_event(
-            Event(wall_time=record["time"], step=record["step"], summary=Summary(value=values))
-        )
-        self._events.flush()
+        for name, value in record.items():
+            if name not in ("step", "phase", "time") and isinstance(value, int | float):
+                tag = f"{record['kind']}/{name}"
+                self._events.add_scalar(tag, value, record.get("step", 0), record["time"])
 
     def close(self) -> None:
-        """Close both files."""
+        """Close both files, once all is written."""
         self._lines.close()
         self._events.close()
 
@@ -108,15 +101,19 @@ def read_metrics(run_directory: Path) -> list[dict[str, Any]]:
     A last line without its line break (a run that was killed while writing) is left out.
 
     Raises:
-      UserError: the file is larger than 256 MiB, or a line is no record.
+      UserError: the file is larger than 1 GiB, or a line is no record.
     """
     path = run_directory / METRICS_FILE
     if not path.exists():
         return []
     if path.stat().st_size > _MAX_METRICS_BYTES:
         raise UserError(f"{path} is larger than {_MAX_METRICS_BYTES >> 20} MiB: no metrics file")
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    with path.open("rb") as lines:
+        return [
+            _parse(line, f"{path}, line {number}")
+            for number, line in enumerate(lines, 1)
+            if line.endswith(b"\n")
+        ]
 
 
 def truncate_after(run_directory: Path, step: int) -> None:
@@ -136,6 +133,8 @@ def truncate_after(run_directory: Path, step: int) -> None:
 
 def write_environment(run_directory: Path) -> None:
     """Write `environment.json`: versions, devices, host, git commit and command line."""
+    import jax
+
     environment = {
         "python": platform.python_version(),
         "versions": _versions(),
@@ -151,16 +150,11 @@ def write_environment(run_directory: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """`value` with NumPy and JAX scalars, its own or in a dict, as Python numbers."""
+    """`value`, or what a dict holds, as JSON has it: None for NaN and infinities."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    return value.item() if hasattr(value, "item") else value
-
-
-def _finite(value: Any) -> Any:
-    """`value` with None for each number that JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+    if hasattr(value, "item"):
+        value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -173,7 +167,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         raise UserError(f'{where}: a record has a "kind"; remove the line')
     if record["kind"] in ("train", "eval") and type(record.get("step")) is not int:
         raise UserError(f'{where}: a {record["kind"]} record has a whole "step"; remove the line')
-    return _finite(record)
+    return _plain(record)
 
 
 def _write_atomically(path: Path, text: str) -> None:
@@ -182,14 +176,12 @@ def _write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _versions() -> dict[str, str | None]:
-    """Installed versions, read from the packages' metadata; None where one is not installed."""
-    versions: dict[str, str | None] = {}
+def _versions() -> dict[str, str]:
+    """Versions of those packages that are installed, from their metadata: nothing is imported."""
+    versions = {}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
     return versions
 
 
