@@ -1,62 +1,311 @@
-"""Tokenizers: WordPiece and SentencePiece vocabularies behind one small interface."""
+"""Subword vocabularies behind one small interface: trained, loaded, saved, run.
 
+WordPiece is trained by Hugging Face `tokenizers`, SentencePiece (unigram, BPE) by `sentencepiece`.
+All of them run on `tokenizers`, from what a tokenizer.json says, so that the ids of a saved
+directory are those that `transformers` gives. The cutting rules of WordPiece are the original's
+(github.com/google-research/bert, tokenization.py), with Hugging Face's limit of 100 characters a
+word, beyond which a word is [UNK].
+"""
+
+import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from bert_jax.data.vocabulary_files import (
+    WORD_MARK,
+    read_json,
+    read_sentencepiece,
+    read_tokenizer_json,
+    read_vocab,
+    sentencepiece_backend,
+)
+from bert_jax.data.vocabulary_training import (
+    cut_text,
+    sample_text,
+    train_sentencepiece,
+    train_wordpiece,
+)
+from bert_jax.errors import UserError
+
+# The names that each special piece goes by, ours first: BERT's and ALBERT's, then SentencePiece's.
+SPECIAL_NAMES = {
+    "pad_token": ("[PAD]", "<pad>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]", "<cls>", "<s>"),
+    "sep_token": ("[SEP]", "<sep>", "</s>"),
+    "mask_token": ("[MASK]", "<mask>"),
+}
+SPECIAL_PIECES = [names[0] for names in SPECIAL_NAMES.values()]  # in the order of their ids
+# Characters encoded at once: time and memory of `tokenizers` grow with the length of one text.
+MAX_TEXT = 8192
+MIN_VOCAB_SIZE = 32  # special pieces and a handful of letters
 
 
 class Tokenizer:
-    """A subword vocabulary and the rules that cut text into its pieces.
+    """A vocabulary and the rules that cut text into its pieces. Picklable.
 
-    Picklable (and cheap to load again from a saved directory), so that worker processes can
-    hold one.
+    Special pieces come only from `pad_id`, `cls_id` and so on: where the text itself says
+    "[MASK]", that is cut as any other text. Only [UNK] stands for text that no piece covers.
 
     Attributes:
-      vocab_size: number of pieces, special ones included.
-      pad_id, unk_id, cls_id, sep_id, mask_id: ids of the five special pieces.
-      special_ids: those five, as a frozenset.
+      vocab_size: number of pieces, special ones included; ids are 0 .. vocab_size - 1.
+      pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special pieces.
+      special_ids: those five and whatever else the vocabulary declares special.
       pieces: id -> piece.
       starts_word: bool [vocab_size]; False for pieces that continue a word, True for the others,
         special ones included.
-      digest: hex hash of pieces and settings: equal digests give equal ids.
+      digest: hex hash of pieces and settings; equal digests give equal ids.
     """
 
-    vocab_size: int
-    pad_id: int
-    unk_id: int
-    cls_id: int
-    sep_id: int
-    mask_id: int
-    special_ids: frozenset[int]
-    pieces: list[str]
-    starts_word: np.ndarray
-    digest: str
+    def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str]):
+        """Wrap `backend`; `names` gives the piece of each key of SPECIAL_NAMES, all present."""
+        backend.add_special_tokens(list(names.values()))
+        if backend.post_processor is None:
+            backend.post_processor = _template(backend, names)
+        document = json.loads(backend.to_str())
+        if document["model"]["type"] == "Unigram":  # the scores' last bits change when read again
+            vocab = document["model"]["vocab"]
+            document["model"]["vocab"] = [[piece, round(score, 6)] for piece, score in vocab]
+        ids = backend.get_vocab(with_added_tokens=True)
+        added = document["added_tokens"]
+        self._document = document
+        self._names = names
+        self.pieces = sorted(ids, key=ids.__getitem__)
+        self.vocab_size = len(self.pieces)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            ids[names[role]] for role in SPECIAL_NAMES
+        )
+        self.special_ids = frozenset(token["id"] for token in added if token["special"])
+        self.starts_word = _starts_word(self.pieces, document)
+        self.starts_word[list(self.special_ids)] = True
+        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_without_specials(document)))
+        settings = [document[key] for key in ("model", "normalizer", "pre_tokenizer")]
+        content = json.dumps([settings, added, names], sort_keys=True)
+        self.digest = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """The ids of each text, int32 [pieces of that text], without [CLS] and [SEP]."""
-        raise NotImplementedError
+        """The ids of each text, int32 [its pieces], without [CLS] and [SEP].
+
+        A text beyond MAX_TEXT characters is encoded in parts, cut before a space or a line
+        break (the ids are then those of the whole), or anywhere if MAX_TEXT characters have none.
+        """
+        parts = [list(cut_text(text, MAX_TEXT)) for text in texts]
+        flat = [part for text_parts in parts for part in text_parts]
+        try:
+            encodings = self._encoder.encode_batch_fast(flat, add_special_tokens=False)
+        except TypeError:  # a lone surrogate, which JSON can carry and UTF-8 cannot
+            flat = [part.encode(errors="ignore").decode() for part in flat]
+            encodings = self._encoder.encode_batch_fast(flat, add_special_tokens=False)
+        arrays = iter([np.array(encoding.ids, np.int32) for encoding in encodings])
+        return [
+            next(arrays)
+            if len(text_parts) == 1
+            else np.concatenate([next(arrays) for _ in text_parts])
+            for text_parts in parts
+        ]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`, special pieces left out."""
-        raise NotImplementedError
+        """The text of `ids`, special pieces left out and words put together."""
+        kept = [int(index) for index in ids if int(index) not in self.special_ids]
+        return self._encoder.decode(kept)
 
     def save(self, directory: str | Path) -> None:
-        """Write the files that `transformers.AutoTokenizer.from_pretrained(directory)` reads."""
-        raise NotImplementedError
+        """Write what `transformers.AutoTokenizer.from_pretrained(directory)` reads.
+
+        That is tokenizer.json and tokenizer_config.json, and vocab.txt for WordPiece.
+        """
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._names}
+        normalizer = self._document["normalizer"] or {}
+        if self._document["model"]["type"] == "WordPiece":
+            vocab = "".join(piece + "\n" for piece in self.pieces)
+            (directory / "vocab.txt").write_text(vocab, encoding="utf-8", newline="\n")
+            if normalizer.get("type") == "BertNormalizer":
+                config["tokenizer_class"] = "BertTokenizer"
+                config["do_lower_case"] = normalizer["lowercase"]
+                config["strip_accents"] = normalizer["strip_accents"]
+                config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
+        for name, content in [
+            ("tokenizer.json", self._document),
+            ("tokenizer_config.json", config),
+        ]:
+            text = json.dumps(content, ensure_ascii=False, indent=2)
+            (directory / name).write_text(text + "\n", encoding="utf-8")
 
 
 def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer:
     """Read a directory, a vocab.txt, a tokenizer.json or a SentencePiece .model.
 
-    `lowercase` is for a bare vocab.txt: a tokenizer_config.json beside it goes before it, and
-    None decides by the pieces (an upper-case letter in any makes the vocabulary cased).
+    In a directory, the first of tokenizer.json, vocab.txt, spiece.model and *.model counts. The
+    special pieces are those that a tokenizer_config.json beside the file names, else those known
+    (SPECIAL_NAMES).
+
+    Args:
+      path: file or directory; a file that is not .json or .model is taken for a vocab.txt.
+      lowercase: for a vocab.txt only, whether text is put in lower case. A tokenizer_config.json
+        beside it goes before; None means that a vocabulary with an upper-case letter is cased.
+
+    Raises:
+      UserError: there is no such file, it is malformed, or it lacks a special piece.
     """
-    raise NotImplementedError
+    path = Path(path)
+    if path.is_dir():
+        path = _vocabulary_file(path)
+    config_path = path.with_name("tokenizer_config.json")
+    config = read_json(config_path) if config_path.exists() else {}
+    if path.suffix == ".json":
+        backend = read_tokenizer_json(path)
+    elif path.suffix == ".model":
+        backend = read_sentencepiece(path)
+    else:
+        pieces = read_vocab(path)
+        names = special_names(pieces, path, config)
+        cased = any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+        lowercase = not cased if lowercase is None else lowercase
+        lowercase = bool(config.get("do_lower_case", lowercase))
+        return Tokenizer(_wordpiece_backend(pieces, lowercase, names["unk_token"]), names)
+    return Tokenizer(backend, special_names(backend.get_vocab(), path, config))
 
 
 def train_tokenizer(
     kind: str, sentences: Iterable[str], vocab_size: int, lowercase: bool
 ) -> Tokenizer:
-    """Train a vocabulary: kind "wordpiece", "unigram" or "bpe"; deterministic."""
-    raise NotImplementedError
+    """Train a vocabulary on an even sample of `sentences`, consumed once.
+
+    The same sentences in the same order give the same vocabulary. The special pieces get the ids
+    0 to 4: [PAD] [UNK] [CLS] [SEP] [MASK]. Memory is bounded by the sample (SAMPLE_SIZE parts of
+    at most SAMPLE_CHARS characters), not by the text.
+
+    Args:
+      kind: "wordpiece", "unigram" or "bpe".
+      vocab_size: the most pieces, special ones included; a small text gives fewer.
+      lowercase: put text in lower case and strip its accents.
+
+    Raises:
+      UserError: there is no text, or `vocab_size` is too small to cover its characters.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise UserError(f"vocab_size={vocab_size}: must be at least {MIN_VOCAB_SIZE}")
+    text = [part for part in sample_text(sentences) if part.strip()]
+    if not text:
+        raise UserError("there is no text to train a vocabulary on: the corpus is empty")
+    names = dict(zip(SPECIAL_NAMES, SPECIAL_PIECES, strict=True))
+    if kind == "wordpiece":
+        untrained = _wordpiece_backend(SPECIAL_PIECES, lowercase, names["unk_token"])
+        pieces = train_wordpiece(untrained, text, vocab_size, SPECIAL_PIECES)
+        return Tokenizer(_wordpiece_backend(pieces, lowercase, names["unk_token"]), names)
+    normalizer = _sentencepiece_normalizer(lowercase)
+    text = [normalizer.normalize_str(part) for part in text]
+    model = train_sentencepiece(kind, text, vocab_size, SPECIAL_PIECES)
+    backend = sentencepiece_backend(model, "the trained model")
+    backend.normalizer = normalizer
+    return Tokenizer(backend, names)
+
+
+def _vocabulary_file(directory: Path) -> Path:
+    known = [directory / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")]
+    found = [path for path in [*known, *sorted(directory.glob("*.model"))] if path.exists()]
+    if not found:
+        raise UserError(f"{directory}: has no tokenizer.json, vocab.txt or .model")
+    return found[0]
+
+
+def _wordpiece_backend(pieces: list[str], lowercase: bool, unknown: str) -> tokenizers.Tokenizer:
+    """BERT's tokenizer over `pieces`: cased, or lower case with accents stripped.
+
+    As in the original, stripping accents takes Hangul syllables apart into letters, too.
+    """
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+def _sentencepiece_normalizer(lowercase: bool) -> normalizers.Normalizer:
+    """NFKC, BERT's cleaning and lower case, and single spaces; Hangul stays in syllables.
+
+    Done here and not by rules inside the SentencePiece model, which `tokenizers` applies
+    differently from `sentencepiece` where combining characters are involved.
+    """
+    bert = normalizers.BertNormalizer(handle_chinese_chars=False, lowercase=lowercase)
+    single = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
+    return normalizers.Sequence(
+        [normalizers.NFKC(), bert, normalizers.NFC(), single, normalizers.Strip()]
+    )
+
+
+def special_names(pieces: Iterable[str], where: str | Path, given: dict | None = None) -> dict:
+    """Which piece plays each role of SPECIAL_NAMES, from `given` settings or by known names.
+
+    Raises:
+      UserError: `where` has no piece for a role.
+    """
+    present, names = set(pieces), {}
+    for role, known in SPECIAL_NAMES.items():
+        choice = (given or {}).get(role)
+        choice = choice.get("content") if isinstance(choice, dict) else choice
+        candidates = (choice,) if isinstance(choice, str) else known
+        found = [name for name in candidates if name in present]
+        if not found:
+            raise UserError(
+                f"{where}: the vocabulary has no {candidates[0]}: add it, or use a vocabulary "
+                f"with {' '.join(SPECIAL_PIECES)}"
+            )
+        names[role] = found[0]
+    return names
+
+
+def _template(backend: tokenizers.Tokenizer, names: dict[str, str]) -> processors.PostProcessor:
+    """[CLS] A [SEP] and [CLS] A [SEP] B [SEP], segments 0 and 1."""
+    cls, sep = names["cls_token"], names["sep_token"]
+    return processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(name, backend.token_to_id(name)) for name in (cls, sep)],
+    )
+
+
+def _starts_word(pieces: list[str], document: dict) -> np.ndarray:
+    model = document["model"]
+    if model["type"] == "WordPiece":
+        prefix = model["continuing_subword_prefix"]
+        return np.array([not piece.startswith(prefix) for piece in pieces])
+    byte_level = '"ByteLevel"' in json.dumps(document["pre_tokenizer"])
+    mark = "Ġ" if byte_level else WORD_MARK  # how a byte-level BPE writes a space
+    return np.array([piece.startswith(mark) for piece in pieces])
+
+
+def _without_specials(document: dict) -> dict:
+    """`document` such that no text reaches a special piece, ids unchanged.
+
+    `tokenizers` looks for special pieces in the text before it cuts words, and a SentencePiece
+    model finds them among its pieces afterwards. So they are no longer declared, and are renamed
+    to hold a space, which words do not.
+    """
+    added, model = document["added_tokens"], dict(document["model"])
+    special = {token["content"] for token in added if token["special"]}
+    # Pieces that stand outside the model get their ids by position: give them their place in it.
+    extra = sorted(added, key=lambda token: token["id"])
+
+    def rename(piece: str) -> str:
+        return f" {piece}" if piece in special else piece
+
+    if isinstance(model["vocab"], dict):
+        vocab = model["vocab"] | {token["content"]: token["id"] for token in extra}
+        model["vocab"] = {rename(piece): index for piece, index in vocab.items()}
+    else:
+        outside = [token for token in extra if token["id"] >= len(model["vocab"])]
+        vocab = model["vocab"] + [[token["content"], 0.0] for token in outside]
+        model["vocab"] = [[rename(piece), score] for piece, score in vocab]
+    if model.get("unk_token"):
+        model["unk_token"] = rename(model["unk_token"])
+    kept = [token for token in added if not token["special"]]
+    return document | {"model": model, "added_tokens": kept, "post_processor": None}
