@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.dropout import dropout
@@ -62,7 +63,7 @@ class SelfAttention(nn.Module):
         c = self.config
         shape = (c.hidden_size, c.num_attention_heads, c.hidden_size // c.num_attention_heads)
         query_BHLK, key_BHLK, value_BHLK = (
-            nn.with_logical_constraint(
+            with_logical_constraint(
                 Projection(c, "BLD,DHK->BHLK", shape, ("embed", "heads", "kv"), name=name)(hidden),
                 ("batch", "heads", None, None),
             )

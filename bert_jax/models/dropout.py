@@ -9,8 +9,6 @@ so that it does not change with the sharding, and the backward pass draws it aga
 of keeping it.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -30,20 +28,20 @@ def dropout(values: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array
     return values if seed is None else _dropout(rate, values, seed)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _dropout(rate: float, values: jax.Array, seed: jax.Array) -> jax.Array:
+def _scaled(rate: float, values: jax.Array, seed: jax.Array) -> jax.Array:
     keep = random_bits(seed, values.shape) >= jnp.uint32(round(rate * 2**32))
     return jnp.where(keep, values * (1 / (1 - rate)), 0).astype(values.dtype)
 
 
 def _forward(rate: float, values: jax.Array, seed: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _dropout(rate, values, seed), seed
+    return _scaled(rate, values, seed), seed
 
 
 def _backward(rate: float, seed: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
-    return _dropout(rate, gradient, seed), None
+    return _scaled(rate, gradient, seed), None
 
 
+_dropout = jax.custom_vjp(_scaled, nondiff_argnums=(0,))
 _dropout.defvjp(_forward, _backward)
 
 

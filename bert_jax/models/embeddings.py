@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.dropout import dropout
@@ -61,7 +62,7 @@ class Embeddings(nn.Module):
             + lookup(self.token_type_embeddings, token_type_ids)
             + positions_LD
         )
-        embedded_BLD = nn.with_logical_constraint(embedded_BLD, ("batch", None, None))
+        embedded_BLD = with_logical_constraint(embedded_BLD, ("batch", None, None))
         seed = dropout_seed(self, c.hidden_dropout_prob, deterministic)
         return dropout(self.LayerNorm(embedded_BLD), c.hidden_dropout_prob, seed)
 

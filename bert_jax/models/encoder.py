@@ -5,6 +5,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.attention import Attention, ResidualOutput, mask_bias
@@ -23,7 +24,7 @@ class Intermediate(nn.Module):
         c = self.config
         shape = (c.hidden_size, c.intermediate_size)
         dense = Projection(c, "BLD,DF->BLF", shape, ("embed", "mlp"), name="dense")
-        return nn.with_logical_constraint(activation(c, dense(hidden)), ("batch", None, "mlp"))
+        return with_logical_constraint(activation(c, dense(hidden)), ("batch", None, "mlp"))
 
 
 class Layer(nn.Module):
@@ -43,7 +44,7 @@ class Layer(nn.Module):
             c, "BLF,FD->BLD", shape, ("mlp", "embed"), self.deterministic, name="output"
         )
         hidden_BLD = output(wide_BLF, attended_BLD)
-        return nn.with_logical_constraint(hidden_BLD, ("batch", None, None)), None
+        return with_logical_constraint(hidden_BLD, ("batch", None, None)), None
 
 
 class Encoder(nn.Module):
@@ -59,11 +60,12 @@ class Encoder(nn.Module):
         c = self.config
         layer = rematerialized(c)
         if c.scan_layers:
+            same_in_all: Any = nn.broadcast
             scanned = nn.scan(
                 layer,
                 variable_axes={"params": 0},
                 split_rngs={"params": True, "dropout": True},
-                in_axes=nn.broadcast,
+                in_axes=same_in_all,
                 length=c.num_hidden_layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
@@ -107,7 +109,7 @@ class BertModel(nn.Module):
     """Embeddings, encoder and pooler.
 
     Attributes:
-      pooler: whether there is one; a model trained without next-sentence prediction has none.
+      pooling: whether there is one; a model trained without next-sentence prediction has none.
     """
 
     config: BertConfig

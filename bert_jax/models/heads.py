@@ -3,10 +3,11 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.encoder import BertModel
-from bert_jax.models.layers import Projection, activation, layer_norm, product
+from bert_jax.models.layers import Projection, activation, constant, layer_norm, product
 
 # Logit of the rows that pad the embedding table: their probability is 0 in float32.
 PADDED_LOGIT = -1e9
@@ -36,33 +37,28 @@ class Predictions(nn.Module):
         """[B, P, D] and the table [V, D] to logits, float32 [B, P, V]."""
         c = self.config
         transformed_BPD = PredictionTransform(c, name="transform")(hidden)
-        zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-        bias_V = self.param("output_bias", zeros, (c.padded_vocab_size,))
+        bias_V = self.param("output_bias", constant(0, ("vocab",)), (c.padded_vocab_size,))
         bias_V = jnp.where(jnp.arange(c.padded_vocab_size) < c.vocab_size, bias_V, PADDED_LOGIT)
         logits_BPV = product("BPD,VD->BPV", c.dtype, transformed_BPD, word_embeddings) + bias_V
-        return nn.with_logical_constraint(logits_BPV, ("batch", None, "vocab"))
+        return with_logical_constraint(logits_BPV, ("batch", None, "vocab"))
 
 
 class PreTrainingHeads(nn.Module):
     """Both heads, under the original's scope `cls`."""
 
     config: BertConfig
-    next_sentence: bool
 
-    def setup(self) -> None:
-        c = self.config
-        self.predictions = Predictions(c)
-        if self.next_sentence:
-            shape = (c.hidden_size, 2)
-            self.seq_relationship = Projection(c, "BD,DC->BC", shape, ("embed", "class"))
-
+    @nn.compact
     def __call__(
         self, hidden: jax.Array, pooled: jax.Array | None, word_embeddings: jax.Array
     ) -> dict[str, jax.Array]:
-        """Masked positions [B, P, D] and pooled output [B, D] to float32 logits."""
-        logits = {"mlm_logits": self.predictions(hidden, word_embeddings)}
-        if self.next_sentence:
-            logits["nsp_logits"] = self.seq_relationship(pooled).astype(jnp.float32)
+        """Masked positions [B, P, D] and pooled output [B, D], if any, to float32 logits."""
+        c = self.config
+        logits = {"mlm_logits": Predictions(c, name="predictions")(hidden, word_embeddings)}
+        if pooled is not None:
+            shape, axes = (c.hidden_size, 2), ("embed", "class")
+            head = Projection(c, "BD,DC->BC", shape, axes, name="seq_relationship")
+            logits["nsp_logits"] = head(pooled).astype(jnp.float32)
         return logits
 
 
@@ -78,7 +74,7 @@ class BertForPreTraining(nn.Module):
 
     def setup(self) -> None:
         self.bert = BertModel(self.config, pooling=self.next_sentence)
-        self.cls = PreTrainingHeads(self.config, self.next_sentence)
+        self.cls = PreTrainingHeads(self.config)
 
     def __call__(
         self,

@@ -22,14 +22,19 @@ def initializer(config: BertConfig, axes: tuple[str, ...]) -> nn.initializers.In
     return nn.with_logical_partitioning(normal, axes)
 
 
+def constant(value: float, axes: tuple[str, ...]) -> nn.initializers.Initializer:
+    """One value everywhere: 0 for biases, 1 for the scale of LayerNorm."""
+    return nn.with_logical_partitioning(nn.initializers.constant(value), axes)
+
+
 def layer_norm(config: BertConfig, name: str = "LayerNorm") -> nn.LayerNorm:
     """LayerNorm over the last axis: float32 statistics in two passes, output of compute dtype."""
     return nn.LayerNorm(
         epsilon=config.layer_norm_eps,
         dtype=config.dtype,
         use_fast_variance=False,  # E[x^2] - E[x]^2 cancels where the mean is large
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("embed",)),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)),
+        scale_init=constant(1, ("embed",)),
+        bias_init=constant(0, ("embed",)),
         name=name,
     )
 
@@ -44,8 +49,7 @@ def activation(config: BertConfig, inputs: jax.Array) -> jax.Array:
     return function(inputs.astype(jnp.float32)).astype(inputs.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def product(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
+def _product(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
     """Two-operand einsum on operands of `dtype`, accumulated and returned in float32.
 
     Its gradient does the same, which automatic differentiation would not: that multiplies the
@@ -64,7 +68,9 @@ def _product_forward(spec: str, dtype: str, left: jax.Array, right: jax.Array):
     return product(spec, dtype, left, right), (left, right)
 
 
-def _product_backward(spec: str, dtype: str, operands, gradient: jax.Array):
+def _product_backward(
+    spec: str, dtype: str, operands: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     left, right = operands
     left_axes, right_axes, out_axes = spec.replace("->", ",").split(",")
     left_gradient = product(f"{out_axes},{right_axes}->{left_axes}", dtype, gradient, right)
@@ -72,6 +78,7 @@ def _product_backward(spec: str, dtype: str, operands, gradient: jax.Array):
     return left_gradient.astype(left.dtype), right_gradient.astype(right.dtype)
 
 
+product = jax.custom_vjp(_product, nondiff_argnums=(0, 1))
 product.defvjp(_product_forward, _product_backward)
 
 
@@ -95,11 +102,8 @@ class Projection(nn.Module):
         kept = [i for i, letter in enumerate(kernel_letters) if letter in out_letters]
         sizes = dict(zip(kernel_letters, self.shape, strict=True))
         kernel = self.param("kernel", initializer(self.config, self.axes), self.shape)
-        bias = self.param(
-            "bias",
-            nn.with_logical_partitioning(nn.initializers.zeros, tuple(self.axes[i] for i in kept)),
-            tuple(self.shape[i] for i in kept),
-        )
+        bias_axes = tuple(self.axes[i] for i in kept)
+        bias = self.param("bias", constant(0, bias_axes), tuple(self.shape[i] for i in kept))
         bias = bias.reshape([sizes.get(letter, 1) for letter in out_letters])
         outputs = product(self.spec, self.config.dtype, inputs, kernel) + bias
         return checkpoint_name(outputs.astype(self.config.dtype), PROJECTION)

@@ -85,7 +85,7 @@ def scale_by_original_adam(b1: float, b2: float, eps: float) -> optax.GradientTr
         )
 
     def update(
-        updates: optax.Updates, state: AdamMoments, params: optax.Params | None = None
+        updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, AdamMoments]:
         del params
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, updates)
@@ -106,8 +106,8 @@ def scale_by_layer_trust_ratio() -> optax.GradientTransformation:
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
-        def scale(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> jax.Array:
-            def one(u: jax.Array, p: jax.Array) -> jax.Array:
+        def scale(path: tuple[Any, ...], update: jax.Array, param: jax.Array) -> optax.Updates:
+            def one(u: jax.Array, p: jax.Array) -> optax.Updates:
                 return ratio.update(u, state, p)[0]
 
             return jax.vmap(one)(update, param) if "layer" in _names(path) else one(update, param)
