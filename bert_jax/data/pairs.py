@@ -8,19 +8,21 @@ displaced one comes again). Randomness is keyed by document, so that a plan is t
 it is made; it is kept beside the shards, and mapped into memory.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from bert_jax.config import DataConfig
 from bert_jax.data.keyed import below, chance, key, words
-from bert_jax.data.shards import Shard, checksum, replace_file
+from bert_jax.data.shards import Shard, checksum
 from bert_jax.errors import UserError
 
 # An example: its first sentence and how many make A and B (0: B is random), in one shard.
@@ -34,7 +36,8 @@ RECORD = np.dtype(
     ]
 )
 _VERSION = 1  # of the rules; part of the key, so that a plan of other rules is not used
-_TARGET, _CHUNK = 1, 2  # consumers of a document's key
+_FACTS_BYTES = 2**20  # of the JSON beside a plan: far above any real one
+_PLAN, _TARGET, _CHUNK = 1, 2, 3  # consumers of the seed, and of a document's key
 
 
 @dataclass(frozen=True)
@@ -53,16 +56,158 @@ def max_pieces(seq_len: int, next_sentence: bool) -> int:
 def cut_documents(
     shards: Sequence[Shard], data: DataConfig, seq_len: int, seed: int, variant: int
 ) -> Iterator[np.ndarray]:
-    """One variant of the plan: arrays of RECORD, in an order that is always the same."""
-    raise NotImplementedError
+    """One variant of the plan: arrays of RECORD, always the same and in the same order."""
+    pieces = max_pieces(seq_len, data.next_sentence)
+    variant_key = key(_PLAN, seed, seq_len, variant)
+    first_document = 0
+    for number, shard in enumerate(shards):
+        bounds = shard.documents.astype(np.int64)
+        documents = first_document + np.arange(len(bounds) - 1)
+        first_document += len(documents)
+        keys = key(variant_key, documents)
+        uniform = words(key(keys, _TARGET), 2)
+        short = chance(uniform[:, 0], data.short_seq_prob)
+        targets = np.where(short, 2 + below(uniform[:, 1], pieces - 1), pieces)
+        for chunk in _cut_shard(shard, bounds, targets, keys, data.next_sentence):
+            chunk["shard"] = number
+            yield chunk
+
+
+def _cut_shard(
+    shard: Shard, bounds: np.ndarray, targets: np.ndarray, keys: np.ndarray, next_sentence: bool
+) -> Iterator[np.ndarray]:
+    """The first chunk of every document, then the second of those that have one, and so on.
+
+    Args:
+      bounds: int64 [documents + 1], sentence offsets.
+      targets: int64 [documents], pieces a chunk is filled to.
+      keys: uint64 [documents].
+    """
+    offsets = np.asarray(shard.sentences)
+    start, end, ordinal = bounds[:-1], bounds[1:], 0
+    while len(start):
+        # The sentence that reaches the target belongs to the chunk. uint32, as the offsets: a
+        # search by another type would first convert them all.
+        full = offsets[start] + targets.astype(np.uint32)
+        count = np.minimum(np.searchsorted(offsets, full), end) - start
+        uniform = words(key(keys, _CHUNK, ordinal), 2)
+        if next_sentence:
+            a = 1 + below(uniform[:, 0], np.maximum(count - 1, 1))
+            random_b = (count == 1) | chance(uniform[:, 1], 0.5)
+            used = np.where(random_b, a, count)
+        else:
+            a = used = count
+        chunk = np.zeros(len(start), RECORD)
+        chunk["sentence"], chunk["target"], chunk["a"], chunk["b"] = start, targets, a, used - a
+        yield chunk
+        start, ordinal = start + used, ordinal + 1
+        more = start < end
+        start, end, targets, keys = start[more], end[more], targets[more], keys[more]
 
 
 def open_plan(
-    directory: str | Path, shards: Sequence[Shard], data: DataConfig, seq_len: int, seed: int
+    directory: str | Path,
+    fingerprint: str,
+    shards: Sequence[Shard],
+    data: DataConfig,
+    seq_len: int,
+    seed: int,
 ) -> Plan:
     """Map the plan of these settings, made first where there is none, or none that is whole.
+
+    Args:
+      directory: that of the shards; the plan stands under `pairs/`.
+      fingerprint: what the shards hold, in words that differ where they differ.
+      shards: one split.
+      data: `duplicates` is the number of variants.
+      seq_len: pieces a sequence.
+      seed: of the run.
 
     Raises:
       UserError: too few documents, or `directory` cannot be written.
     """
-    raise NotImplementedError
+    documents = sum(len(shard.documents) - 1 for shard in shards)
+    if documents < (2 if data.next_sentence else 1):
+        raise UserError(
+            f"{directory}: {documents} documents, and next-sentence prediction needs two: add "
+            "text, or set config.data.next_sentence=False"
+            if documents
+            else f"{directory}: no documents: add text, or change config.corpus.heldout_fraction"
+        )
+    settings = [_VERSION, fingerprint, seed, seq_len]
+    settings += [data.duplicates, data.next_sentence, data.short_seq_prob]
+    name = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
+    path = Path(directory) / "pairs" / f"{name}.npy"
+    plan = _read_plan(path, data.duplicates)
+    if plan is None:
+        try:
+            _write_plan(path, shards, data, seq_len, seed)
+        except OSError as error:
+            raise UserError(
+                f"{path.parent}: the plan of sentence pairs cannot be written there ({error}); "
+                "make room, or copy the shards to where you may write"
+            ) from None
+        plan = _read_plan(path, data.duplicates)
+    if plan is None:
+        raise UserError(f"{path}: damaged as soon as it was written; check the disk")
+    return plan
+
+
+def _write_plan(
+    path: Path, shards: Sequence[Shard], data: DataConfig, seq_len: int, seed: int
+) -> None:
+    """Write the records, and last the counts and checksum that say they are complete."""
+    path.parent.mkdir(exist_ok=True)
+    counts = []
+    with _whole_file(path) as file:
+        _write_header(file, 0)
+        for variant in range(data.duplicates):
+            count = 0
+            for chunk in cut_documents(shards, data, seq_len, seed, variant):
+                file.write(chunk.tobytes())
+                count += len(chunk)
+            counts.append(count)
+        file.seek(0)
+        _write_header(file, sum(counts))
+    with _whole_file(path.with_suffix(".json")) as file:
+        file.write(json.dumps({"counts": counts, "checksum": checksum(path)}).encode())
+
+
+def _write_header(file: BinaryIO, count: int) -> None:
+    # NumPy pads the header so that its length is the same whatever the count.
+    header = {"descr": RECORD.descr, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+@contextlib.contextmanager
+def _whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears under its name when all is written, or not at all.
+
+    Processes and hosts that share a disk may write the same bytes at once, so the temporary
+    name is each one's own.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _read_plan(path: Path, variants: int) -> Plan | None:
+    """The plan at `path`, or None where it is absent, unfinished or damaged."""
+    try:
+        with open(path.with_suffix(".json"), "rb") as file:
+            facts = json.loads(file.read(_FACTS_BYTES))
+        if facts["checksum"] != checksum(path):
+            return None
+        records = np.load(path, mmap_mode="r", allow_pickle=False)
+        counts = tuple(int(count) for count in facts["counts"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return None
+    if records.dtype != RECORD or records.shape != (sum(counts),) or len(counts) != variants:
+        return None
+    return Plan(np.asarray(records), counts)
