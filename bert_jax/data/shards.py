@@ -11,13 +11,14 @@ empty. The manifest holds a BLAKE2b checksum of each file (`b2sum -l 128` prints
 """
 
 import hashlib
+import io
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
@@ -133,7 +134,7 @@ class ShardWriter:
 
     def __enter__(self) -> Self:
         self._file = open(self._temporary("tokens"), "wb")
-        self._write_header()
+        self._file.write(_header(self._dtype, self._tokens))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -157,7 +158,7 @@ class ShardWriter:
     def finish(self) -> ShardEntry | None:
         """Complete the files and return their entry; None, and no file, for an empty shard."""
         self._file.seek(0)
-        self._write_header()
+        self._file.write(_header(self._dtype, self._tokens))
         _flush_to_disk(self._file)
         self._file.close()
         if not self._tokens:
@@ -166,7 +167,8 @@ class ShardWriter:
         sentences, documents = np.concatenate(self._sentences), np.concatenate(self._documents)
         for array, values in (("sentences", sentences), ("documents", documents)):
             with open(self._temporary(array), "wb") as file:
-                np.save(file, values, allow_pickle=False)
+                file.write(_header(values.dtype, len(values)))
+                file.write(values.data)  # np.save would lose the errno of a full disk
                 _flush_to_disk(file)
         for array in ARRAYS:
             os.replace(self._temporary(array), shard_file(self.directory, self.name, array))
@@ -179,13 +181,6 @@ class ShardWriter:
     def _temporary(self, array: str) -> Path:
         path = shard_file(self.directory, self.name, array)
         return path.with_name(path.name + ".tmp")
-
-    def _write_header(self) -> None:
-        # NumPy pads the header so that its length is the same whatever the count of elements.
-        np.lib.format.write_array_header_1_0(
-            self._file,
-            {"descr": self._dtype.str, "fortran_order": False, "shape": (self._tokens,)},
-        )
 
 
 def shard_file(directory: Path, name: str, array: str) -> Path:
@@ -279,7 +274,7 @@ def _parse_manifest(record: dict[str, Any]) -> Manifest:
         corpus=dict(record["corpus"]),
         inputs=_text(record["inputs"]),
         tokenizer_digest=_text(record["tokenizer_digest"]),
-        vocab_size=_count(record["vocab_size"]),
+        vocab_size=_positive(record["vocab_size"]),
         splits=splits,
         counts=counts,
     )
@@ -291,9 +286,9 @@ def _parse_entry(record: dict[str, Any]) -> ShardEntry:
         raise ValueError(f"shard name {name!r}")
     return ShardEntry(
         name,
-        _count(record["tokens"]),
-        _count(record["sentences"]),
-        _count(record["documents"]),
+        _positive(record["tokens"]),
+        _positive(record["sentences"]),
+        _positive(record["documents"]),
         {f"{name}.{a}.npy": _text(record["checksums"][f"{name}.{a}.npy"]) for a in ARRAYS},
     )
 
@@ -302,6 +297,12 @@ def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} where a count was expected")
     return value
+
+
+def _positive(value: object) -> int:
+    if not _count(value):
+        raise ValueError("0 where there must be something")
+    return _count(value)
 
 
 def _text(value: object) -> str:
@@ -319,9 +320,13 @@ def _open_shard(directory: Path, entry: ShardEntry, vocab_size: int, verify: boo
     arrays = {}
     for array, (dtype, length) in expected.items():
         path = shard_file(directory, entry.name, array)
-        arrays[array] = _map_array(path, dtype, length)
+        if not path.is_file():
+            raise UserError(f"{path}: missing; {_REMEDY}")
         if verify and checksum(path) != entry.checksums[path.name]:
-            raise UserError(f"{path}: edited or damaged (its checksum differs); {_REMEDY}")
+            raise UserError(
+                f"{path}: truncated, edited or damaged (its checksum differs); {_REMEDY}"
+            )
+        arrays[array] = _map_array(path, dtype, length)
     shard = Shard(**arrays)
     if verify:
         _check_contents(directory, entry.name, shard, vocab_size)
@@ -329,18 +334,13 @@ def _open_shard(directory: Path, entry: ShardEntry, vocab_size: int, verify: boo
 
 
 def _map_array(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"{path}: missing; {_REMEDY}") from None
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{path}: truncated or damaged ({error}); {_REMEDY}") from None
-    if array.dtype != dtype or array.shape != (length,):
-        raise UserError(
-            f"{path}: {array.dtype} {list(array.shape)}, and the manifest says {dtype} "
-            f"[{length}]; {_REMEDY}"
-        )
-    return array
+    """Map an array whose header must be byte for byte the one that was written: none is parsed."""
+    header = _header(dtype, length)
+    with open(path, "rb") as file:
+        found = file.read(len(header))
+    if found != header or path.stat().st_size != len(header) + length * dtype.itemsize:
+        raise UserError(f"{path}: does not hold {length} numbers of type {dtype}; {_REMEDY}")
+    return np.memmap(path, dtype, mode="r", offset=len(header), shape=(length,))
 
 
 def _check_contents(directory: Path, name: str, shard: Shard, vocab_size: int) -> None:
@@ -362,6 +362,14 @@ def _chunks(array: np.ndarray, overlap: int = 0) -> Iterator[np.ndarray]:
     return (array[start : start + _CHUNK + overlap] for start in range(0, len(array), _CHUNK))
 
 
-def _flush_to_disk(file: Any) -> None:
+def _header(dtype: np.dtype, length: int) -> bytes:
+    """The start of an .npy file; NumPy pads it to the same size whatever the length."""
+    header = io.BytesIO()
+    fields = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(header, fields)
+    return header.getvalue()
+
+
+def _flush_to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
