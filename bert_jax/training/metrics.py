@@ -16,7 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-
 from bert_jax.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
@@ -163,11 +162,22 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         record = json.loads(line)
     except (ValueError, RecursionError):
         raise UserError(f"{where}: not JSON; remove the line") from None
-    if not isinstance(record, dict) or not isinstance(record.get("kind"), str):
-        raise UserError(f'{where}: a record has a "kind"; remove the line')
-    if record["kind"] in ("train", "eval") and type(record.get("step")) is not int:
-        raise UserError(f'{where}: a {record["kind"]} record has a whole "step"; remove the line')
+    if not _is_record(record):
+        raise UserError(f"{where}: not a record of metrics; remove the line")
     return _plain(record)
+
+
+def _is_record(record: Any) -> bool:
+    """Whether it has what readers count on; its other values may be anything."""
+    if not isinstance(record, dict):
+        return False
+    match record.get("kind"):
+        case "train" | "eval":
+            return type(record.get("step")) is int and 0 <= record["step"] < 1 << 53
+        case "time":
+            return isinstance(record.get("seconds"), dict)
+        case kind:
+            return isinstance(kind, str)
 
 
 def _write_atomically(path: Path, text: str) -> None:

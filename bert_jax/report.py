@@ -1,0 +1,393 @@
+"""A run's report: one HTML file with its figures, curves, settings and predictions.
+
+It stands alone (no scripts, nothing loaded from elsewhere) and can be made while the run goes on.
+"""
+
+import argparse
+import html
+import json
+import statistics
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import BertConfig, Phase
+from bert_jax.errors import UserError, run_main
+from bert_jax.training.charts import Curve, line_chart
+from bert_jax.training.console import duration, figure
+from bert_jax.training.flops import run_flops
+from bert_jax.training.metrics import ENVIRONMENT_FILE, read_metrics
+from bert_jax.training.page import details, page, section, table
+
+REPORT_FILE = "report.html"
+PREDICTIONS_FILE = "predictions.json"
+_MAX_JSON_BYTES = 1 << 24
+_MOST_EXAMPLES = 100
+# Title, name in a record, and how it is drawn.
+_CHARTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("MLM loss", "mlm_loss", {}),
+    ("NSP loss", "nsp_loss", {}),
+    ("MLM accuracy", "mlm_accuracy", {"percentages": True, "trivial": "most frequent token"}),
+    ("NSP accuracy", "nsp_accuracy", {"percentages": True, "trivial": "most frequent label"}),
+    ("Learning rate", "learning_rate", {}),
+    ("Gradient norm, before clipping", "grad_norm", {}),
+    ("Tokens per second", "tokens_per_second", {"from_zero": True}),
+    ("Model FLOPs utilisation (MFU)", "mfu", {"percentages": True, "from_zero": True}),
+    ("Time spent waiting for input", "input_wait", {"percentages": True, "from_zero": True}),
+)
+_HELP = """\
+Write the report of a pretraining run: figures, curves, settings and predictions in one HTML file
+that stands alone. A run that is still going on can be reported on too.
+
+  python -m bert_jax.report runs/books                     writes runs/books/report.html
+  python -m bert_jax.report runs/books --output=books.html
+"""
+
+
+def main() -> None:
+    """The command `python -m bert_jax.report`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bert_jax.report",
+        description=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, help="directory of the run (--workdir of train)")
+    parser.add_argument("--output", type=Path, help="file to write; RUN/report.html by default")
+    arguments = parser.parse_args()
+    print(write_report(arguments.run, arguments.output))
+
+
+def write_report(run_directory: Path, output: Path | None = None) -> Path:
+    """Write the report of a run, finished or not, and return its path.
+
+    Args:
+      run_directory: what `train` wrote: config.json and, as far as the run has come,
+        metrics.jsonl, environment.json and predictions.json.
+      output: file to write; `report.html` in the run directory by default.
+
+    Raises:
+      UserError: the directory is no run, or one of its files is not what a run writes.
+    """
+    path = output or run_directory / REPORT_FILE
+    page = render(read_run(run_directory))
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output={path}: cannot be written ({error.strerror})") from error
+    return path
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory holds; `records` as `read_metrics` gives them."""
+
+    name: str
+    settings: dict[str, Any]
+    model: BertConfig
+    phases: tuple[Phase, ...]
+    environment: dict[str, Any]
+    records: list[dict[str, Any]]
+    examples: list[dict[str, Any]]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """Records of one kind, in order."""
+        return [record for record in self.records if record["kind"] == kind]
+
+    @property
+    def step(self) -> int:
+        """The last step that is known to be done."""
+        return max(
+            (record["step"] for record in self.of_kind("train") + self.of_kind("eval")), default=0
+        )
+
+    @property
+    def boundaries(self) -> list[int]:
+        """Steps after which each phase but the last ends."""
+        return list(accumulate(phase.steps for phase in self.phases))[:-1]
+
+
+def read_run(directory: Path) -> Run:
+    """Read and check a run directory.
+
+    Raises:
+      UserError: as `write_report`.
+    """
+    if not (directory / "config.json").is_file():
+        raise UserError(f"{directory}: no run directory, for it has no config.json")
+    settings = _read_json(directory / "config.json")
+    try:
+        model = BertConfig(**settings["model"])
+        phases = tuple(Phase(**phase) for phase in settings["phases"])
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{directory / 'config.json'}: not a run's config ({error})") from error
+    examples = _read_json(directory / PREDICTIONS_FILE).get("examples", [])
+    if not _are_examples(examples):
+        raise UserError(f"{directory / PREDICTIONS_FILE}: not a run's predictions; remove it")
+    return Run(
+        name=directory.resolve().name,
+        settings=settings,
+        model=model,
+        phases=phases,
+        environment=_read_json(directory / ENVIRONMENT_FILE),
+        records=read_metrics(directory),
+        examples=examples[:_MOST_EXAMPLES],
+    )
+
+
+def render(run: Run) -> str:
+    """The report as an HTML page."""
+    body = "\n".join(
+        [
+            _heading(run),
+            _results(run),
+            _phase_table(run),
+            _time_table(run),
+            _curves(run),
+            _predictions(run.examples),
+            details("Settings", run.settings),
+            details("Environment", run.environment),
+        ]
+    )
+    return page(f"{run.name}: pretraining report", body)
+
+
+def _heading(run: Run) -> str:
+    model, total = run.model, sum(phase.steps for phase in run.phases)
+    state = "finished" if run.step >= total else "in progress or stopped"
+    done = run_flops(model, run.phases) - run_flops(model, run.phases, run.step)
+    seconds = sum(_seconds(run).values())
+    facts = [
+        f"{model.num_hidden_layers} layers, {model.hidden_size} wide, {model.vocab_size:,} pieces",
+        f"{run.step:,} of {total:,} steps, {state}",
+        f"{done:.2g} FLOPs",
+    ]
+    devices = run.environment.get("devices")
+    if isinstance(devices, dict):
+        facts.append(", ".join(f"{number} x {kind}" for kind, number in devices.items()))
+    if seconds:
+        facts.append(duration(seconds))
+    items = "".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
+    return f'<h1>{html.escape(run.name)}</h1>\n<ul class="facts">{items}</ul>'
+
+
+def _results(run: Run) -> str:
+    """Final figures beside what needs no model, and beside the training batches'."""
+    evaluations, train = run.of_kind("eval"), run.of_kind("train")
+    if not evaluations and not train:
+        return "<p>No step is logged yet.</p>"
+    last, batch = (evaluations or [{}])[-1], (train or [{}])[-1]
+    baseline = (run.of_kind("baseline") or [{}])[-1]
+    rows = [
+        [
+            label,
+            *(
+                _cell(record[name], spec) if name in record else ""
+                for record in (last, baseline, batch)
+            ),
+        ]
+        for label, name, spec in (
+            ("MLM accuracy", "mlm_accuracy", ".1%"),
+            ("MLM perplexity", "mlm_perplexity", ",.2f"),
+            ("MLM loss", "mlm_loss", ".3f"),
+            ("NSP accuracy", "nsp_accuracy", ".1%"),
+            ("NSP loss", "nsp_loss", ".3f"),
+        )
+        if name in last or name in batch
+    ]
+    held_out = f"held-out, step {last['step']:,}" if evaluations else "held-out"
+    header = ["", held_out, "trivial baseline", "training, last logged"]
+    note = "The baselines: always the most frequent token, always the most frequent label."
+    return section("Results", table(header, rows, "results") + f"<p>{note}</p>")
+
+
+def _phase_table(run: Run) -> str:
+    rows = []
+    ends = [*run.boundaries, sum(phase.steps for phase in run.phases)]
+    for index, (phase, end) in enumerate(zip(run.phases, ends, strict=True)):
+        train = [record for record in run.of_kind("train") if record.get("phase") == index]
+        last = ([r for r in run.of_kind("eval") if r.get("phase") == index] or [{}])[-1]
+        done = min(phase.steps, max(0, run.step - (end - phase.steps)))
+        rows.append(
+            [
+                f"{index + 1}",
+                f"{phase.seq_len}",
+                f"{phase.batch_size:,}",
+                f"{done:,} of {phase.steps:,}",
+                f"{done * phase.batch_size * phase.seq_len:,}",
+                _cell(last.get("mlm_accuracy"), ".1%"),
+                _cell(last.get("nsp_accuracy"), ".1%"),
+                _median(train, "tokens_per_second", ",.0f"),
+                _median(train, "mfu", ".1%"),
+                _median(train, "input_wait", ".1%"),
+            ]
+        )
+    header = ["phase", "length", "batch", "steps", "tokens", "MLM acc.", "NSP acc."]
+    header += ["tokens/s", "MFU", "input wait"]
+    note = "Accuracies are held-out, at the phase's last evaluation; speeds are medians."
+    return section("Phases", table(header, rows) + f"<p>{note}</p>")
+
+
+def _time_table(run: Run) -> str:
+    seconds = _seconds(run)
+    total = sum(seconds.values())
+    if not total:
+        return ""
+    rows = [
+        [
+            html.escape(cause),
+            duration(spent),
+            f"{spent / total:.1%}",
+            f'<div class="bar" style="width: {100 * spent / total:.1f}%"></div>',
+        ]
+        for cause, spent in sorted(seconds.items(), key=lambda item: -item[1])
+    ]
+    rows.append(["all", duration(total), "100.0%", ""])
+    return section("Where the time went", table(["", "time", "share", ""], rows, "time"))
+
+
+def _curves(run: Run) -> str:
+    """A chart for each quantity that was logged."""
+    figures = "".join(_chart(run, title, name, **style) for title, name, style in _CHARTS)
+    if not figures:
+        return ""
+    note = "Over optimizer steps; a dotted vertical line is where the next phase begins."
+    return section("Curves", f'<p>{note}</p><div class="charts">{figures}</div>')
+
+
+def _chart(run: Run, title: str, name: str, trivial: str = "", **style: bool) -> str:
+    """One quantity in training and on held-out documents; "" where it was not logged."""
+    curves = [
+        *_curve(run.of_kind("train"), name, "training"),
+        *_curve(run.of_kind("eval"), name, "held-out", heldout=True),
+    ]
+    if not curves:
+        return ""
+    level = _number((run.of_kind("baseline") or [{}])[-1].get(name)) if trivial else None
+    chart = line_chart(
+        title,
+        curves,
+        levels={} if level is None else {trivial: level},
+        boundaries=[step for step in run.boundaries if step <= run.step],
+        **style,
+    )
+    return f"<figure><figcaption>{title}</figcaption>{chart}</figure>"
+
+
+def _curve(
+    records: list[dict[str, Any]], name: str, label: str, heldout: bool = False
+) -> list[Curve]:
+    """The curve of one quantity, if any of its values is a number."""
+    values = [_number(record.get(name)) for record in records]
+    if all(value is None for value in values):
+        return []
+    gaps = [float("nan") if value is None else value for value in values]
+    return [Curve(label, [record["step"] for record in records], gaps, heldout)]
+
+
+def _predictions(examples: list[dict[str, Any]]) -> str:
+    targets = [target for example in examples for target in example["targets"]]
+    if not targets:
+        return ""
+    first = sum(_is_right(target) for target in targets)
+    among = sum(any(p == t["truth"] for p, _ in t["predictions"]) for t in targets)
+    note = (
+        f"Of {len(targets)} masked words the model's first guess is right for {first} "
+        f"(&#10003;), and one of its first {max(len(t['predictions']) for t in targets)} for "
+        f"{among}."
+    )
+    rows = "".join(_example_rows(example) for example in examples if example["targets"])
+    header = "<tr><th>held-out sentence</th><th>masked word</th><th>guesses</th></tr>"
+    table = f'<div class="scroll"><table class="guesses">{header}{rows}</table></div>'
+    return section("Fill-mask predictions", f"<p>{note}</p>{table}")
+
+
+def _example_rows(example: dict[str, Any]) -> str:
+    """A row a masked word; the sentence stands in the first and spans them."""
+    targets = example["targets"]
+    texts = [html.escape(text) for text in example["text_with_mask"].split("[MASK]")]
+    marks = [_mark(target) for target in targets] + ["[MASK]"] * len(texts)
+    sentence = texts[0] + "".join(mark + text for mark, text in zip(marks, texts[1:], strict=False))
+    rows = []
+    for target in targets:
+        guesses = " ".join(
+            f'<span class="{"hit" if piece == target["truth"] else "guess"}">'
+            f"{html.escape(piece)}&nbsp;<small>{share:.0%}</small></span>"
+            for piece, share in target["predictions"]
+        )
+        span = f'<td rowspan="{len(targets)}">{sentence}</td>' if not rows else ""
+        rows.append(f"<tr>{span}<td>{_mark(target)}</td><td>{guesses}</td></tr>")
+    return "".join(rows)
+
+
+def _mark(target: dict[str, Any]) -> str:
+    """The masked word, with a sign beside its colour for those who do not see the colour."""
+    name, sign = ("right", "&#10003;") if _is_right(target) else ("wrong", "&#10007;")
+    return f'<mark class="{name}">{html.escape(target["truth"])}&nbsp;{sign}</mark>'
+
+
+def _is_right(target: dict[str, Any]) -> bool:
+    return bool(target["predictions"]) and target["predictions"][0][0] == target["truth"]
+
+
+def _are_examples(examples: Any) -> bool:
+    """Whether `examples` has the shape that a run writes to predictions.json."""
+    try:
+        return all(
+            isinstance(example["text_with_mask"], str)
+            and all(
+                isinstance(target["truth"], str)
+                and all(
+                    isinstance(piece, str) and _number(share) is not None
+                    for piece, share in target["predictions"]
+                )
+                for target in example["targets"]
+            )
+            for example in examples
+        )
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _seconds(run: Run) -> dict[str, float]:
+    """Wall time by cause, summed over the run's sessions: each writes a "time" record."""
+    total: dict[str, float] = {}
+    for record in run.of_kind("time"):
+        for cause, seconds in record["seconds"].items():
+            total[cause] = total.get(cause, 0.0) + (_number(seconds) or 0.0)
+    return total
+
+
+def _number(value: Any) -> float | None:
+    """`value` as a float; None for what is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < 1e300 else None
+
+
+def _cell(value: Any, spec: str) -> str:
+    return figure(_number(value), spec)
+
+
+def _median(records: list[dict[str, Any]], name: str, spec: str) -> str:
+    values = [value for record in records if (value := _number(record.get(name))) is not None]
+    return figure(statistics.median(values) if values else None, spec)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run directory; {} where the run has not come to write it."""
+    if not path.exists():
+        return {}
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise ValueError(f"over {_MAX_JSON_BYTES >> 20} MiB")
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return content
+
+
+if __name__ == "__main__":
+    run_main(main)
