@@ -11,7 +11,7 @@ What changes against `base`, and why:
 
 Cost: 1.15e10 tokens, about 6.3e18 FLOPs. On fewer devices, cut each step into micro-batches with
 `--config.optimizer.accumulate=16`; the update stays the same.
-To reach: GLUE within a point of `base` by that paper's account; not yet run in full by this project.
+To reach: GLUE within a point of `base` by that paper's account; not yet run here in full.
 """
 
 from bert_jax.config import Config, OptimizerConfig, Phase, model_size

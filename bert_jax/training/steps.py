@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from bert_jax.models import BertForPreTraining
-from bert_jax.training.losses import loss_weights, pretraining_metrics, training_loss
+from bert_jax.training.losses import loss_weights, pretraining_loss, pretraining_metrics
 from bert_jax.training.sharding import LOGICAL_RULES
 from bert_jax.training.state import TrainState
 
@@ -63,7 +63,7 @@ def train_step(
             rngs={"dropout": jax.random.fold_in(key, index)},
         )
         metrics = pretraining_metrics(outputs, micro_batch)
-        return training_loss(metrics, weights), metrics
+        return pretraining_loss(metrics, weights), metrics
 
     grad_fn = jax.grad(loss_fn, has_aux=True)
     if accumulate == 1:
@@ -73,7 +73,7 @@ def train_step(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     next_state = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
-    return next_state, metrics, optax.global_norm(grads)
+    return next_state, metrics, optax.tree.norm(grads)
 
 
 def _accumulated(

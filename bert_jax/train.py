@@ -1,0 +1,356 @@
+"""python -m bert_jax.train: pretrain BERT, from text or token shards to a model and its report.
+
+A run lives in its directory, --workdir: config, tokenizer, checkpoints, metrics, report. The same
+command on the same directory goes on from its newest checkpoint.
+"""
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import Config, Phase
+from bert_jax.data.pipeline import PairExamples, majority_baseline, open_examples, train_dataset
+from bert_jax.data.shards import Manifest, open_shards, read_manifest
+from bert_jax.data.tokenization import Tokenizer, load_tokenizer
+from bert_jax.errors import UserError, run_main
+from bert_jax.fill_mask import choose_sentences, predict_masks
+from bert_jax.flags import Parser, as_dict, parse
+from bert_jax.models import BertForPreTraining
+from bert_jax.prepare import default_directory, prepare
+from bert_jax.report import write_report
+from bert_jax.training.checkpoints import Checkpoints
+from bert_jax.training.clock import Clock
+from bert_jax.training.console import Progress, evaluation_line, header, summary
+from bert_jax.training.evaluation import evaluate, mean_metrics
+from bert_jax.training.flops import peak_flops, step_flops
+from bert_jax.training.metrics import MetricsWriter, read_metrics, write_environment
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.run_directory import open_run_directory
+from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, shard_batch
+from bert_jax.training.state import TrainState, create_state, parameter_count
+from bert_jax.training.steps import compile_eval_step, compile_train_step
+from bert_jax.training.stopping import RESUME_EXIT_CODE, StopRequest
+
+# Batches on their way to the devices while a step runs.
+_BATCHES_AHEAD = 2
+# Steps that the host may have started and not seen the end of.
+_STEPS_AHEAD = 2
+_SENTENCES = 12
+
+_EXAMPLES = """examples:
+  python -m bert_jax.train --config=tiny
+      the embedded corpus, minutes on a laptop CPU
+  python -m bert_jax.train --config=base --config.data.dir=data/books --workdir=runs/books
+      the paper's recipe on one's own text, prepared by python -m bert_jax.prepare
+  python -m bert_jax.train --config=tiny --config.phases[0].steps=500 --config.mesh.fsdp=2
+      a recipe with fields changed
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What the phases of a run share."""
+
+    config: Config
+    mesh: Mesh
+    tokenizer: Tokenizer
+    train_step: Any  # jitted
+    eval_step: Callable[..., Any]
+    clock: Clock
+    writer: MetricsWriter
+    progress: Progress
+    checkpoints: Checkpoints
+    stop: StopRequest
+
+
+def main() -> None:
+    """Parse the command line and pretrain."""
+    parser = Parser(prog="python -m bert_jax.train", description=__doc__, epilog=_EXAMPLES)
+    parser.add_argument(
+        "--workdir", metavar="DIR", help="the run's directory; runs/RECIPE where it is not given"
+    )
+    arguments, config = parse(parser)
+    recipe = Path(arguments.config.partition(":")[0]).stem
+    if not train(config, Path(arguments.workdir or f"runs/{recipe}")):
+        sys.exit(RESUME_EXIT_CODE)
+
+
+def train(config: Config, directory: Path) -> bool:
+    """Pretrain by `config` in `directory`, or go on with the run that is there.
+
+    Returns:
+      Whether the run is finished; False where a signal stopped it and it can be resumed.
+
+    Raises:
+      UserError: a bad setting, corpus or run directory; a disk that is full.
+    """
+    clock = Clock()
+
+    # 1. Text to token shards, on first use.
+    with clock("corpus"):
+        config, manifest = _token_shards(config)
+    tokenizer = load_tokenizer(Path(config.data.dir) / "tokenizer")
+
+    # 2. The run directory: this run's, or one that matches.
+    mesh = make_mesh(config.mesh)
+    check_mesh(config, mesh)
+    open_run_directory(directory, config, as_dict(config), manifest.fingerprint)
+    tokenizer.save(directory / "tokenizer")
+    write_environment(directory)
+
+    # 3. The state: of the newest checkpoint, else from scratch.
+    with jax.set_mesh(mesh), clock("start"):
+        model = BertForPreTraining(config.model, next_sentence=config.data.next_sentence)
+        optimizer = make_optimizer(config.optimizer, config.total_steps)
+        state, abstract = create_state(model, optimizer, mesh, config.seed)
+        checkpoints = Checkpoints(directory, config.keep_checkpoints)
+        if checkpoints.latest_step is not None:
+            state = checkpoints.restore(abstract)
+    start_step = int(state.step)
+
+    # 4. Train through the phases.
+    print(
+        header(
+            config,
+            parameter_count(state.params),
+            mesh.shape,
+            jax.devices()[0].device_kind,
+            start_step,
+        )
+    )
+    with (
+        jax.set_mesh(mesh),
+        MetricsWriter(directory, start_step) as writer,
+        Progress(config, start_step) as progress,
+    ):
+        run = Run(
+            config=config,
+            mesh=mesh,
+            tokenizer=tokenizer,
+            train_step=compile_train_step(
+                abstract, model, optimizer, seed=config.seed, accumulate=config.optimizer.accumulate
+            ),
+            eval_step=compile_eval_step(model),
+            clock=clock,
+            writer=writer,
+            progress=progress,
+            checkpoints=checkpoints,
+            stop=StopRequest(),
+        )
+        for index in range(len(config.phases)):
+            state = _train_phase(run, index, state)
+        step = int(state.step)
+        with clock("checkpoint"):
+            checkpoints.save(state, step)
+            checkpoints.close()
+        finished = step == config.total_steps
+        if finished:
+            _write_predictions(run, model, state, directory)
+        writer.write({"kind": "time", "step": step, "seconds": dict(clock.seconds)})
+
+    # 5. What a person wants to see.
+    write_report(directory)
+    print(_closing_summary(directory, clock.seconds, finished))
+    return finished
+
+
+def _token_shards(config: Config) -> tuple[Config, Manifest]:
+    """Token shards for `config`, made where there are none, and the config that fits them."""
+    model, given = config.model, config.data.dir
+    directory = Path(given or default_directory(config.corpus, model.vocab_size))
+    if given:
+        manifest = read_manifest(directory)
+    else:
+        print(f"token shards of {config.corpus.source} in {directory}")
+        manifest = prepare(config.corpus, model.vocab_size, directory)
+    if manifest.vocab_size > model.vocab_size:
+        raise UserError(
+            f"{directory}: its vocabulary has {manifest.vocab_size} pieces, more than "
+            f"config.model.vocab_size={model.vocab_size}; set "
+            f"--config.model.vocab_size={manifest.vocab_size}"
+        )
+    config = dataclasses.replace(
+        config,
+        # A small corpus gives a smaller vocabulary than was asked for.
+        model=dataclasses.replace(model, vocab_size=manifest.vocab_size),
+        data=dataclasses.replace(config.data, dir=str(directory.absolute())),
+    )
+    return config, manifest
+
+
+def _train_phase(run: Run, index: int, state: TrainState) -> TrainState:
+    """Train from the state's step to the end of phase `index`, or until the run is to stop."""
+    config, phase, clock = run.config, run.config.phases[index], run.clock
+    start = sum(earlier.steps for earlier in config.phases[:index])
+    end, step = start + phase.steps, int(state.step)
+    if step >= end or run.stop.pending:
+        return state
+    with clock("corpus"):
+        training, heldout = (_examples(run, phase, split) for split in ("train", "heldout"))
+        baseline = majority_baseline(_evaluation_batches(heldout, config, phase))
+        batches = _on_devices(
+            train_dataset(
+                training,
+                step - start,
+                phase.steps,
+                phase.batch_size,
+                process_rows(phase.batch_size),
+                config.data.workers,
+            ),
+            run.mesh,
+        )
+        batch = next(batches)
+    run.writer.write({"kind": "baseline", "phase": index} | baseline)
+    with clock("compile"):
+        train_step = run.train_step.lower(state, batch).compile()
+    schedule = learning_rate_schedule(config.optimizer, config.total_steps)
+    window = Window(run, index)
+    while step < end and not run.stop.pending:
+        with clock("train"):
+            state, metrics, grad_norm = train_step(state, batch)
+            window.add(metrics, grad_norm)
+        step += 1
+        if step < end:
+            with clock("input"):
+                batch = next(batches)
+        if step % config.log_every == 0 or step == end:
+            record = window.record(step) | {"learning_rate": float(schedule(step - 1))}
+            run.writer.write(record)
+            run.progress.update(step, record)
+        if step % config.eval_every == 0 or step == end:
+            _evaluate(run, index, step, state, heldout, baseline)
+        if step % config.checkpoint_every == 0 or step == end:
+            with clock("checkpoint"):
+                run.checkpoints.save(state, step)
+    return state
+
+
+class Window:
+    """The steps since the last "train" record: their metrics, still on the devices, and time."""
+
+    def __init__(self, run: Run, index: int) -> None:
+        self._clock, self._index = run.clock, index
+        self._phase, self._model = run.config.phases[index], run.config.model
+        peak = peak_flops(jax.devices()[0].device_kind)
+        self._peak = peak and peak * jax.device_count()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._metrics: list[Any] = []
+        self._norms: list[jax.Array] = []
+        self._began = {cause: self._clock.seconds[cause] for cause in ("train", "input")}
+
+    def add(self, metrics: Any, grad_norm: jax.Array) -> None:
+        """Add a step, and wait for the one two before it, so that the host does not run ahead."""
+        self._metrics.append(metrics)
+        self._norms.append(grad_norm)
+        if len(self._norms) > _STEPS_AHEAD:
+            self._norms[-1 - _STEPS_AHEAD].block_until_ready()
+
+    def record(self, step: int) -> dict[str, Any]:
+        """The "train" record of the window, which then starts anew."""
+        with self._clock("train"):
+            norms = np.array(jax.device_get(self._norms), np.float64)
+        means = mean_metrics(self._metrics)
+        spent = {cause: self._clock.seconds[cause] - began for cause, began in self._began.items()}
+        seconds, steps = sum(spent.values()), len(norms)
+        flops = step_flops(self._model, self._phase) * steps / seconds
+        record = {
+            "kind": "train",
+            "step": step,
+            "phase": self._index,
+            "loss": means["mlm_loss"] + means.get("nsp_loss", 0.0),
+            **means,
+            "grad_norm": float(norms.mean()),
+            "tokens_per_second": steps * self._phase.batch_size * self._phase.seq_len / seconds,
+            "mfu": flops / self._peak if self._peak else None,
+            "input_wait": spent["input"] / seconds,
+        }
+        self._restart()
+        return record
+
+
+def _evaluate(
+    run: Run,
+    index: int,
+    step: int,
+    state: TrainState,
+    heldout: PairExamples,
+    baseline: Mapping[str, float],
+) -> None:
+    """Score the held-out documents, write the record and show it."""
+    phase = run.config.phases[index]
+    with run.clock("train"):
+        jax.block_until_ready(state)
+    with run.clock("eval"):
+        batches = list(_evaluation_batches(heldout, run.config, phase))
+        means = evaluate(run.eval_step, state.params, batches, run.mesh)
+    record = {"kind": "eval", "step": step, "phase": index} | means
+    run.writer.write(record)
+    run.progress.print(evaluation_line(record, baseline))
+
+
+def _examples(run: Run, phase: Phase, split: str) -> PairExamples:
+    return open_examples(
+        run.config.data.dir,
+        split,
+        run.tokenizer,
+        run.config.data,
+        seq_len=phase.seq_len,
+        max_predictions=phase.max_predictions,
+        seed=run.config.seed,
+    )
+
+
+def _evaluation_batches(
+    heldout: PairExamples, config: Config, phase: Phase
+) -> Iterator[dict[str, np.ndarray]]:
+    """This process's rows of the held-out batches, which are as large as a training micro-batch."""
+    batch_size = phase.batch_size // config.optimizer.accumulate
+    return heldout.evaluation_batches(batch_size, config.eval_examples, process_rows(batch_size))
+
+
+def _on_devices(
+    batches: Iterator[dict[str, np.ndarray]], mesh: Mesh
+) -> Iterator[dict[str, jax.Array]]:
+    """The batches as sharded arrays, copied ahead of their use."""
+    ahead: deque[dict[str, jax.Array]] = deque()
+    for batch in batches:
+        ahead.append(shard_batch(mesh, batch))
+        if len(ahead) > _BATCHES_AHEAD:
+            yield ahead.popleft()
+    yield from ahead
+
+
+def _write_predictions(
+    run: Run, model: BertForPreTraining, state: TrainState, directory: Path
+) -> None:
+    """Write predictions.json: what the model puts in the place of words in held-out sentences."""
+
+    def logits(inputs: dict[str, np.ndarray]) -> jax.Array:
+        return model.apply({"params": state.params}, **inputs)["mlm_logits"]
+
+    sentences = choose_sentences(open_shards(run.config.data.dir, "heldout"), _SENTENCES)
+    if sentences:
+        predictions = predict_masks(jax.jit(logits), sentences, run.tokenizer)
+        (directory / "predictions.json").write_text(json.dumps(predictions, indent=1))
+
+
+def _closing_summary(directory: Path, seconds: Mapping[str, float], finished: bool) -> str:
+    records = read_metrics(directory)
+    last = {record["kind"]: record for record in records}
+    command = None if finished else "python -m bert_jax.train " + shlex.join(sys.argv[1:])
+    return summary(directory, last.get("eval"), last.get("baseline", {}), seconds, command)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,97 @@
+"""What a run directory is sure to hold: one config, one corpus, one history."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import Config, walk
+from bert_jax.errors import UserError
+
+CONFIG_FILE = "config.json"
+DATA_FILE = "data.json"
+_MAX_BYTES = 1 << 20
+
+# Settings that change nothing of what a run computes, so that a resumed run may change them.
+_FREE = ("log_every", "eval_every", "eval_examples", "checkpoint_every", "keep_checkpoints")
+_FREE_GROUPS = ("mesh.", "corpus.")
+_FREE_FIELDS = ("data.dir", "data.workers", "model.remat", "optimizer.accumulate")
+
+
+def open_run_directory(
+    directory: Path, config: Config, settings: dict[str, Any], fingerprint: str
+) -> None:
+    """Make the directory of a run, or check that it is this run's, before anything is computed.
+
+    Args:
+      directory: made where it is missing.
+      config: the resolved config.
+      settings: `config` as JSON values, written to config.json.
+      fingerprint: of the token shards; equal ones give the same examples.
+
+    Raises:
+      UserError: the directory belongs to another config or corpus, naming what differs; or its
+        files cannot be read or written.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"--workdir={directory}: a file, not a directory")
+    stored = _read(directory / CONFIG_FILE)
+    if stored is not None:
+        _check_same(directory, stored, config)
+    data = _read(directory / DATA_FILE)
+    if data is not None and data.get("fingerprint") != fingerprint:
+        raise UserError(
+            f"--workdir={directory}: its run was trained on the token shards "
+            f"{data.get('fingerprint')} of {data.get('directory')}, and those of "
+            f"{config.data.dir} are {fingerprint}; choose another --workdir"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write(directory / CONFIG_FILE, settings)
+        _write(directory / DATA_FILE, {"directory": config.data.dir, "fingerprint": fingerprint})
+    except OSError as error:
+        raise UserError(f"--workdir={directory}: {error.strerror}") from error
+
+
+def _check_same(directory: Path, stored: dict[str, Any], config: Config) -> None:
+    for path, value, _ in walk(config):
+        if path in _FREE + _FREE_FIELDS or path.startswith(_FREE_GROUPS):
+            continue
+        before = _lookup(stored, path)
+        if before != value:
+            raise UserError(
+                f"--workdir={directory}: its run has config.{path}={before!r}, and this one "
+                f"{value!r}; choose another --workdir, or give the same settings to go on with it"
+            )
+    if len(stored.get("phases", ())) != len(config.phases):
+        raise UserError(
+            f"--workdir={directory}: its run has other phases; choose another --workdir"
+        )
+
+
+def _lookup(stored: Any, path: str) -> Any:
+    for name in path.replace("[", ".").replace("]", "").split("."):
+        try:
+            stored = stored[int(name)] if name.isdigit() else stored[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return stored
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"over {_MAX_BYTES} bytes")
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError("not a JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); choose another --workdir") from error
+    return content
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,145 @@
+"""The step is the same training whatever the mesh, the micro-batches and the layer loop."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.config import BertConfig, MeshConfig, OptimizerConfig
+from bert_jax.models import BertForPreTraining
+from bert_jax.training.evaluation import evaluate, mean_metrics
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.sharding import make_mesh, shard_batch
+from bert_jax.training.state import TrainState, create_state
+from bert_jax.training.steps import compile_eval_step, compile_train_step
+
+STEPS = 4
+BATCH, LENGTH, PREDICTIONS = 16, 24, 4
+CONFIG = BertConfig(
+    vocab_size=93,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=32,
+    max_position_embeddings=32,
+    vocab_multiple=8,
+)
+MESHES = [(8, 1, 1), (4, 2, 1), (2, 2, 2), (1, 8, 1), (2, 1, 4)]
+
+
+def random_batch(seed: int, rows: int = BATCH) -> dict[str, np.ndarray]:
+    """Random ids, ragged lengths, and a different number of predictions in each row."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(6, LENGTH + 1, rows)
+    attention_mask = (np.arange(LENGTH) < lengths[:, None]).astype(np.int32)
+    counts = rng.integers(1, PREDICTIONS + 1, rows)
+    return {
+        "input_ids": rng.integers(5, CONFIG.vocab_size, (rows, LENGTH)).astype(np.int32)
+        * attention_mask,
+        "token_type_ids": (np.arange(LENGTH) >= lengths[:, None] // 2).astype(np.int32),
+        "attention_mask": attention_mask,
+        "masked_lm_positions": rng.integers(1, 6, (rows, PREDICTIONS)).astype(np.int32),
+        "masked_lm_ids": rng.integers(5, CONFIG.vocab_size, (rows, PREDICTIONS)).astype(np.int32),
+        "masked_lm_weights": (np.arange(PREDICTIONS) < counts[:, None]).astype(np.float32),
+        "next_sentence_labels": rng.integers(0, 2, rows).astype(np.int32),
+        "next_sentence_weights": np.ones(rows, np.float32),
+    }
+
+
+def run_steps(
+    shape: tuple[int, int, int], accumulate: int = 1, config: BertConfig = CONFIG
+) -> tuple[list[float], TrainState]:
+    """Losses of a few steps on a mesh, and the state after them."""
+    data, fsdp, tensor = shape
+    mesh = make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), STEPS)
+    model = BertForPreTraining(config)
+    with jax.set_mesh(mesh):
+        state, abstract = create_state(model, optimizer, mesh, seed=3)
+        step = compile_train_step(abstract, model, optimizer, seed=3, accumulate=accumulate)
+        losses = []
+        for index in range(STEPS):
+            batch = shard_batch(mesh, random_batch(index))
+            state, metrics, _ = step(state, batch)
+            losses.append(mean_metrics([metrics])["mlm_loss"])
+    return losses, state
+
+
+def without_dropout(config: BertConfig) -> BertConfig:
+    return dataclasses.replace(config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+@pytest.fixture(scope="module")
+def reference() -> tuple[list[float], TrainState]:
+    return run_steps((8, 1, 1))
+
+
+@pytest.mark.parametrize("shape", MESHES[1:])
+def test_every_mesh_gives_the_same_losses_and_parameters(shape, reference):
+    losses, state = run_steps(shape)
+    np.testing.assert_allclose(losses, reference[0], rtol=2e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6),
+        state.params,
+        reference[1].params,
+    )
+
+
+def test_parameters_are_spread_as_the_rules_say():
+    _, state = run_steps((2, 2, 2))
+    table = state.params["bert"]["embeddings"]["word_embeddings"]
+    assert table.sharding.shard_shape(table.shape) == (
+        CONFIG.padded_vocab_size // 2,
+        CONFIG.hidden_size // 2,
+    )
+    moments = jax.tree.leaves(state.opt_state[1].mu)
+    for parameter, moment in zip(jax.tree.leaves(state.params), moments, strict=True):
+        assert parameter.sharding.is_equivalent_to(moment.sharding, parameter.ndim)
+
+
+def test_micro_batches_give_the_update_of_the_whole_batch():
+    config = without_dropout(CONFIG)
+    whole_losses, whole = run_steps((2, 1, 4), config=config)
+    cut_losses, cut = run_steps((2, 1, 4), accumulate=4, config=config)
+    np.testing.assert_allclose(cut_losses, whole_losses, rtol=2e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6),
+        cut.params,
+        whole.params,
+    )
+
+
+def test_dropout_changes_with_step_and_micro_batch():
+    losses, _ = run_steps((8, 1, 1))
+    dry, _ = run_steps((8, 1, 1), config=without_dropout(CONFIG))
+    assert not np.allclose(losses, dry)
+
+
+def test_a_ragged_last_batch_is_scored_exactly():
+    """Rows of zero weight change nothing: 11 examples in batches of 8 score as one batch of 11."""
+    model = BertForPreTraining(CONFIG)
+    mesh = make_mesh(MeshConfig(data=8))
+    rows = random_batch(5, rows=11)
+    padded = {name: np.concatenate([value, value[:5]]) for name, value in rows.items()}
+    padded["masked_lm_weights"][11:] = 0
+    padded["next_sentence_weights"][11:] = 0
+    batches = [{name: value[i : i + 8] for name, value in padded.items()} for i in (0, 8)]
+    with jax.set_mesh(mesh):
+        state, _ = create_state(model, optax.sgd(1.0), mesh, seed=0)
+        scored = evaluate(compile_eval_step(model), state.params, batches, mesh)
+        outputs = model.apply(
+            {"params": state.params},
+            *(rows[n] for n in ("input_ids", "token_type_ids", "attention_mask")),
+            rows["masked_lm_positions"],
+        )
+    log_probs = jax.nn.log_softmax(outputs["mlm_logits"])
+    losses = -np.take_along_axis(np.asarray(log_probs), rows["masked_lm_ids"][..., None], -1)[
+        ..., 0
+    ]
+    expected = (losses * rows["masked_lm_weights"]).sum() / rows["masked_lm_weights"].sum()
+    np.testing.assert_allclose(scored["mlm_loss"], expected, rtol=1e-6)
+    nsp_right = np.argmax(outputs["nsp_logits"], -1) == rows["next_sentence_labels"]
+    np.testing.assert_allclose(scored["nsp_accuracy"], nsp_right.mean(), rtol=1e-6)
+    np.testing.assert_allclose(scored["mlm_perplexity"], np.exp(scored["mlm_loss"]), rtol=1e-6)
