@@ -1,0 +1,316 @@
+"""python -m bert_jax.prepare: text to a vocabulary and token shards.
+
+The corpus is read once, by all cores, into clean text; a vocabulary is trained on the training
+side of it (or one is given); and the text is encoded into shards that training maps into memory.
+Work in progress lies in OUTPUT.partial, in units of about 1 MiB: whatever ends a run, the same
+command goes on from there. OUTPUT appears when it is complete, and its bytes depend on the text
+and the settings alone, not on the number of workers or on interruptions.
+"""
+
+import argparse
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import BertConfig, Config, CorpusConfig
+from bert_jax.data import shards
+from bert_jax.data.corpus import open_source
+from bert_jax.data.preparation import (
+    Inventory,
+    Workspace,
+    check_documents,
+    choose_sides,
+    encode_corpus,
+    read_corpus,
+    read_json,
+    training_sentences,
+    write_json,
+)
+from bert_jax.data.shards import Manifest
+from bert_jax.data.tokenization import Tokenizer, load_tokenizer, train_tokenizer
+from bert_jax.data.units import worker_pool
+from bert_jax.errors import UserError, run_main
+from bert_jax.flags import Parser
+
+INTERRUPTED_EXIT_CODE = 130  # as a shell reports an end by Ctrl-C
+
+
+def prepare(
+    corpus: CorpusConfig,
+    vocab_size: int,
+    output: str | Path,
+    *,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Manifest:
+    """Make token shards of a corpus in the directory `output`, or go on making them.
+
+    Args:
+      corpus: what to read, and how.
+      vocab_size: pieces of the vocabulary to train; not used where `corpus.vocab` gives one.
+      output: a directory that does not exist yet, or that these settings made: then it is kept.
+      workers: processes; None is one a core.
+      progress: show progress bars and a summary.
+
+    Raises:
+      UserError: a bad setting, source or vocabulary, too few documents, a full disk, an `output`
+        that holds something else.
+      KeyboardInterrupt: what was done so far is kept.
+    """
+    Config(corpus=corpus, model=BertConfig(vocab_size=vocab_size)).validate()
+    output = Path(output)
+    settings = asdict(corpus) | {"vocab_size": vocab_size}
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        return _already_there(output, settings, progress)
+    source = open_source(corpus)
+    root = output.with_name(output.name + ".partial")
+    space = Workspace(root, workers or len(os.sched_getaffinity(0)), progress)
+    with _explained(root), _locked(root), worker_pool(space.workers) as pool:
+        _keep_if_same_settings(space, settings)
+        with space.timed("reading"):
+            inventory = read_corpus(space, source, corpus.heldout_fraction, pool)
+            sides = choose_sides(inventory.hashes, inventory.heldout, corpus.heldout_fraction)
+        _keep_if_same_inputs(space, inventory.inputs)
+        with space.timed("vocabulary"):
+            tokenizer = _vocabulary(space, corpus, vocab_size, inventory, sides)
+        with space.timed("encoding"):
+            splits, counts = encode_corpus(space, inventory, sides, tokenizer, pool)
+        train, heldout = (splits[split].documents for split in shards.SPLITS)
+        check_documents(train, heldout, corpus.heldout_fraction)
+        manifest = Manifest(
+            source=corpus.source,
+            corpus=settings,
+            inputs=inventory.inputs,
+            tokenizer_digest=tokenizer.digest,
+            vocab_size=tokenizer.vocab_size,
+            splits=splits,
+            counts=dict(counts),
+        )
+        shards.write_manifest(space.done, manifest)
+        os.replace(space.done, output)
+        shutil.rmtree(root)
+    if progress:
+        print(_summary(manifest, sum(inventory.text_bytes), space.seconds, output))
+    return manifest
+
+
+def default_directory(corpus: CorpusConfig, vocab_size: int) -> Path:
+    """Where `train` keeps the shards of a corpus by itself: in the user's cache folder.
+
+    The name holds a hash of the settings, and of the full path where the source is one.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    kind, _, where = corpus.source.partition(":")
+    place = os.path.abspath(where) if kind in ("text", "jsonl") else where
+    settings = [shards.VERSION, asdict(corpus), vocab_size, place]
+    digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=6).hexdigest()
+    return cache / "bert_jax" / f"{kind}-{digest}"
+
+
+def _already_there(output: Path, settings: dict[str, Any], progress: bool) -> Manifest:
+    """The manifest of finished shards, if these settings made them."""
+    if not (output / shards.MANIFEST).is_file():
+        raise UserError(f"{output}: exists and holds no token shards; give another --output")
+    manifest = shards.read_manifest(output)
+    for name, value in settings.items():
+        if manifest.corpus.get(name) != value:
+            raise UserError(
+                f"{output}: prepared with {name}={manifest.corpus.get(name)!r}, not {value!r}; "
+                "give another --output, or delete it to prepare it again"
+            )
+    if progress:
+        print(f"{output} is prepared already with these settings; delete it to prepare it again")
+    return manifest
+
+
+@contextmanager
+def _explained(root: Path) -> Iterator[None]:
+    """Say in one line what a full disk or a lost worker means."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process was killed, perhaps for lack of memory; run the same command "
+            "with fewer --workers: it goes on from there"
+        ) from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise UserError(
+                f"{root}: no space left to write ({error.strerror}); make room and run the same "
+                "command: it goes on from there"
+            ) from error
+        raise UserError(f"{error.filename or root}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Keep a second process from preparing the same output at the same time."""
+    root.mkdir(parents=True, exist_ok=True)
+    folder = os.open(root, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{root}: another process is at work there; wait for it") from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def _keep_if_same_settings(space: Workspace, settings: dict[str, Any]) -> None:
+    """Clear what an earlier run with other settings left."""
+    path = space.root / "settings.json"
+    if read_json(path) != settings:
+        if any(space.root.iterdir()):
+            space.tell(f"{space.root} was made with other settings: starting over")
+        _clear(space.root)
+        write_json(path, settings)
+    space.text(0).parent.mkdir(exist_ok=True)
+    space.done.mkdir(exist_ok=True)
+
+
+def _keep_if_same_inputs(space: Workspace, inputs: str) -> None:
+    """Clear the vocabulary and the shards that an earlier run made of another text."""
+    path = space.root / "inputs.json"
+    if read_json(path) != inputs:
+        if path.exists():
+            space.tell("the source has changed: making vocabulary and shards again")
+        _clear(space.done)
+        for group in space.root.glob("group-*.json"):
+            group.unlink()
+        write_json(path, inputs)
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _vocabulary(
+    space: Workspace,
+    corpus: CorpusConfig,
+    vocab_size: int,
+    inventory: Inventory,
+    sides: np.ndarray,
+) -> Tokenizer:
+    """Load the given vocabulary or train one, and save it in the output."""
+    if not space.tokenizer.is_dir():
+        if corpus.vocab:
+            tokenizer = load_tokenizer(corpus.vocab)
+        else:
+            space.tell(f"training a vocabulary of {vocab_size:,} pieces")
+            sentences = training_sentences(space, inventory, sides)
+            tokenizer = train_tokenizer(corpus.tokenizer, sentences, vocab_size, corpus.lowercase)
+        temporary = space.root / "tokenizer.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        tokenizer.save(temporary)
+        os.replace(temporary, space.tokenizer)
+    return load_tokenizer(space.tokenizer)
+
+
+def _summary(manifest: Manifest, text_bytes: int, seconds: dict[str, float], output: Path) -> str:
+    sides = [
+        f"  {name}: {split.documents:,} documents, {split.sentences:,} sentences, "
+        f"{split.tokens:,} tokens"
+        for name, split in manifest.splits.items()
+    ]
+    counts = [f"{count:,} {name.replace('_', ' ')}" for name, count in manifest.counts.items()]
+    times = [f"{stage} {duration:.1f} s" for stage, duration in seconds.items()]
+    rate = text_bytes / 1e6 / sum(seconds.values())
+    return "\n".join(
+        [
+            f"{output}: {text_bytes / 1e6:,.1f} MB of clean text",
+            *sides,
+            f"  vocabulary: {manifest.vocab_size:,} pieces",
+            f"  counted: {', '.join(counts) or 'nothing to mend'}",
+            f"  time: {', '.join(times)}; {rate:.1f} MB/s of clean text over all",
+        ]
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m bert_jax.prepare",
+        description="Turn text into a vocabulary and token shards, ready to pretrain on.",
+        epilog=_EXAMPLES,
+    )
+    for spec in fields(CorpusConfig):
+        takes: dict[str, Any] = {"default": spec.default, "help": _help(spec)}
+        if isinstance(spec.default, bool):
+            takes["action"] = argparse.BooleanOptionalAction
+        else:
+            takes |= {"type": type(spec.default), "metavar": spec.name.upper()}
+        if spec.metadata["choices"]:
+            takes |= {"choices": spec.metadata["choices"], "metavar": None}
+        parser.add_argument(f"--{spec.name}", **takes)
+    parser.add_argument(
+        "--vocab_size",
+        type=int,
+        default=BertConfig().vocab_size,
+        help="pieces of the vocabulary to train (default: %(default)s); --vocab has its own",
+    )
+    parser.add_argument(
+        "--output",
+        help="directory to make; without it, a folder of the user's cache, where `train` looks",
+    )
+    parser.add_argument("--workers", type=int, help="processes (default: one a core)")
+    return parser
+
+
+def _help(spec: Any) -> str:
+    shown = "none" if spec.default == "" else spec.default
+    return f"{spec.metadata['help']} (default: {shown})".replace("%", "%%")
+
+
+_EXAMPLES = """
+examples:
+  books of plain prose, a vocabulary of the paper's size:
+    python -m bert_jax.prepare --source='text:books/*.txt' --output=data/books
+
+  a sentence a line, a blank line between documents, as the original code reads:
+    python -m bert_jax.prepare --source='text:corpus.txt' --sentences=lines --output=data/corpus
+
+  JSON lines with the text in the field "body", compressed, and a vocabulary that exists:
+    python -m bert_jax.prepare --source='jsonl:*.jsonl.gz' --text_field=body \\
+        --vocab=vocab.txt --output=data/mine
+
+then train on it:
+    python -m bert_jax.train --config=base --config.data.dir=data/books
+
+Interrupted, for whatever reason? The same command goes on from where it was.
+"""
+
+
+def main() -> None:
+    """Parse the command line, prepare, and say what to type next."""
+    options = vars(_parser().parse_args())
+    output, workers = options.pop("output"), options.pop("workers")
+    vocab_size = options.pop("vocab_size")
+    if workers is not None and workers < 1:
+        raise UserError(f"--workers={workers}: must be at least 1")
+    corpus = CorpusConfig(**options)
+    output = output or default_directory(corpus, vocab_size)
+    try:
+        manifest = prepare(corpus, vocab_size, output, workers=workers)
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(INTERRUPTED_EXIT_CODE)
+    size = manifest.vocab_size
+    flag = "" if size == BertConfig().vocab_size else f" --config.model.vocab_size={size}"
+    print(f"next: python -m bert_jax.train --config=base --config.data.dir={output}{flag}")
+
+
+if __name__ == "__main__":
+    run_main(main)
