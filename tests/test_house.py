@@ -1,0 +1,163 @@
+"""The rules of the house, held over the syntax trees and the files themselves."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_jax.flags import load_config
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "bert_jax"
+FOLDERS = ("bert_jax", "configs", "tests", "benchmarks", ".ci")
+FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+MODULES = [path for path in FILES if path.is_relative_to(PACKAGE)]
+# Tests may do what the product must not: write a hostile file, say.
+SHIPPED = [path for path in FILES if not path.is_relative_to(ROOT / "tests")]
+
+# Imports point one way: a module imports its own layer and those that stand after it here.
+ENTRY_POINT, TASKS, MIDDLE, MODELS, CONFIG, ERRORS = range(6)
+LAYER_OF_FOLDER = {
+    "tasks": TASKS,
+    "training": MIDDLE,
+    "data": MIDDLE,
+    "interop": MIDDLE,
+    "models": MODELS,
+}
+LAYER_OF_FILE = {"config.py": CONFIG, "errors.py": ERRORS, "__init__.py": ERRORS}
+TENSORFLOW = {"tensorflow", "tensorflow_datasets", "tensorflow_text"}
+# Narrower than the layers: what a folder must not import at all. Only entry points read flags.
+FORBIDDEN = {
+    "models": {*TENSORFLOW, "absl"},
+    "training": {*TENSORFLOW, "absl", "bert_jax.data"},
+    "data": {"jax", "flax", "optax", "orbax", "absl", "bert_jax.models", "bert_jax.training"},
+}
+UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+MAX_LINES = 400
+
+
+def name_of(path: Path) -> str:
+    """A file's name in test output."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def layer_of(path: Path) -> int:
+    """The layer of a module of the package; a file at its top is an entry point."""
+    first, *rest = path.relative_to(PACKAGE).parts
+    return LAYER_OF_FOLDER[first] if rest else LAYER_OF_FILE.get(first, ENTRY_POINT)
+
+
+def imported_names(tree: ast.AST) -> set[str]:
+    """Dotted names of all that a syntax tree imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def module_file(name: str) -> Path | None:
+    """The file of the package that a dotted name, of a module or of a thing in it, stands in."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        stem = ROOT.joinpath(*parts[:length])
+        for file in (stem.with_suffix(".py"), stem / "__init__.py"):
+            if file.is_file():
+                return file
+    return None
+
+
+def is_within(name: str, package: str) -> bool:
+    """Whether a dotted name is `package` or stands in it."""
+    return f"{name}.".startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_point_one_way(path: Path):
+    for name in imported_names(ast.parse(path.read_text())):
+        imported = module_file(name) if is_within(name, "bert_jax") else None
+        if imported:
+            assert layer_of(imported) >= layer_of(path), f"{name_of(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_folder_imports_nothing_that_it_must_do_without(path: Path):
+    forbidden = FORBIDDEN.get(path.relative_to(PACKAGE).parts[0], set())
+    for name in imported_names(ast.parse(path.read_text())):
+        assert not any(is_within(name, package) for package in forbidden), name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_tensorflow_is_imported_inside_functions_only(path: Path):
+    # It takes ten seconds, which --help must not.
+    tree = ast.parse(path.read_text())
+    top_level = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = imported_names(ast.Module(body=list(top_level), type_ignores=[]))
+    assert not any(is_within(name, tf) for name in names for tf in TENSORFLOW)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=name_of)
+def test_nothing_unsafe_is_read(path: Path):
+    tree = ast.parse(path.read_text())
+    roots = {name.split(".")[0] for name in imported_names(tree)}
+    assert not roots & UNSAFE_MODULES
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        flags = {k.arg: k.value.value for k in call.keywords if isinstance(k.value, ast.Constant)}
+        for flag in ("allow_pickle", "trust_remote_code", "shell"):
+            assert not flags.get(flag), f"line {call.lineno}: {flag}"
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func) == "np.load":
+            assert flags.get("allow_pickle") is False, f"line {call.lineno}: say allow_pickle=False"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_the_type_checker_is_not_silenced(path: Path):
+    silencer = re.compile(r"#\s*(type:\s*ignore|pyright:|mypy:)")
+    assert not [line for line in path.read_text().splitlines() if silencer.search(line)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_are_short_and_are_named_for_what_they_hold(path: Path):
+    assert path.name not in {"utils.py", "helpers.py", "common.py", "misc.py"}
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=name_of)
+def test_a_file_begins_by_saying_what_it_is_for(path: Path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_test_files_have_names_of_their_own():
+    names = [path.name for path in FILES if path.is_relative_to(ROOT / "tests")]
+    assert len(names) == len(set(names))
+
+
+def test_tests_mirror_the_package():
+    for folder in (path for path in (ROOT / "tests").iterdir() if path.is_dir()):
+        if any(folder.rglob("*.py")):
+            assert (PACKAGE / folder.name).is_dir(), folder.name
+
+
+RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("[!_]*.py"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_loads_and_validates(recipe: str):
+    load_config(recipe).validate()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_says_its_command(recipe: str):
+    docstring = ast.get_docstring(ast.parse((ROOT / f"configs/{recipe}.py").read_text()))
+    assert f"--config={recipe}" in (docstring or "")
+
+
+def test_the_layers_catch_a_wrong_import():
+    assert layer_of(PACKAGE / "models/attention.py") > layer_of(PACKAGE / "training/losses.py")
+    assert layer_of(PACKAGE / "train.py") < layer_of(PACKAGE / "data/shards.py")
+    tree = ast.parse("def f():\n  import bert_jax.training.losses\n  from bert_jax import train")
+    assert imported_names(tree) == {"bert_jax.training.losses", "bert_jax.train"}
+    assert module_file("bert_jax.config.Config") == PACKAGE / "config.py"
