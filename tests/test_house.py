@@ -34,7 +34,7 @@ FORBIDDEN = {
     "data": {"jax", "flax", "optax", "orbax", "absl", "bert_jax.models", "bert_jax.training"},
 }
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-MAX_LINES = 400
+MAX_LINES, MAX_TEST_LINES = 400, 500
 
 
 def name_of(path: Path) -> str:
@@ -122,7 +122,8 @@ def test_the_type_checker_is_not_silenced(path: Path):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_files_are_short_and_are_named_for_what_they_hold(path: Path):
     assert path.name not in {"utils.py", "helpers.py", "common.py", "misc.py"}
-    assert len(path.read_text().splitlines()) <= MAX_LINES
+    limit = MAX_LINES if path in SHIPPED else MAX_TEST_LINES
+    assert len(path.read_text().splitlines()) <= limit
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=name_of)
