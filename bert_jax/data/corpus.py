@@ -3,13 +3,50 @@
 A source works in two halves. `Source.units`, in the main process, cuts the raw bytes into units of
 about 1 MiB: cheap, in bounded memory, the same units whatever the number of workers.
 `Source.documents`, in any process, turns one unit into documents.
+
+- `text:GLOB` is plain text, `.gz` files too; `**` crosses folders. Laid out in `lines` (a sentence
+  a line, a blank line between documents), a document ends with its file at the latest. As prose
+  (`split`: paragraphs between blank lines), a file is a document. Either way a document ends, at a
+  paragraph's, line's or word's end, before it outgrows `UNIT_BYTES`: a book is a few documents.
+- `jsonl:GLOB` has a JSON object a line, with the text of one document in `text_field`.
+- `tfds:NAME` is the `train` split of a TFDS data set; see `tfds_source`.
+- `docstrings:` is the documentation of the Python that is installed; see `docstrings`.
 """
 
-from collections.abc import Callable, Iterator
+import glob
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO
 
 from bert_jax.config import CorpusConfig
-from bert_jax.data.documents import Counts, Document, Unit
+from bert_jax.data import docstrings, tfds_source
+from bert_jax.data.documents import (
+    Counts,
+    Document,
+    Piece,
+    Unit,
+    json_documents,
+    json_objects,
+    record_documents,
+    text_documents,
+)
+from bert_jax.errors import UserError
+
+UNIT_BYTES = 2**20  # of raw text a unit, about; the longest line of text held at once
+MAX_JSON_LINE = 2**28  # bytes; a longer line of JSON is skipped and counted
+
+KINDS = {
+    "text": "text:GLOB, plain text",
+    "jsonl": "jsonl:GLOB, a JSON object a line",
+    "tfds": "tfds:NAME, a TFDS data set",
+    "docstrings": "docstrings:, the documentation of the Python installed",
+}
 
 
 @dataclass(frozen=True)
@@ -37,4 +74,175 @@ def open_source(corpus: CorpusConfig) -> Source:
       UserError: unknown kind, no such file, a glob without a match, a directory, a missing
         field, a TFDS data set that is neither on disk nor within reach.
     """
-    raise NotImplementedError
+    kind, colon, where = corpus.source.partition(":")
+    if not colon or kind not in KINDS:
+        raise UserError(
+            f"source {corpus.source!r} is of no known kind: give {'; '.join(KINDS.values())}"
+        )
+    if (kind == "docstrings") == bool(where):
+        raise UserError(f"source {corpus.source!r}: write it as {KINDS[kind]}")
+    if kind == "docstrings":
+        total, pieces = docstrings.open_docstrings()
+        # Its pieces are laid out in lines already, whatever the setting says of other text.
+        parse = partial(text_documents, CorpusConfig(sentences="lines"))
+    elif kind == "tfds":
+        total, pieces = tfds_source.open_tfds(where, corpus.text_field, corpus.tfds_data_dir)
+        parse = partial(record_documents, corpus)
+    else:
+        paths = matching_files(where)
+        total = sum(path.stat().st_size for path in paths)
+        pieces = partial(read_files, paths, cut_text if kind == "text" else cut_json)
+        parse = partial(text_documents if kind == "text" else json_documents, corpus)
+    if kind == "jsonl":
+        _check_field(pieces(), corpus.text_field)
+    return Source(total, lambda: pack(pieces()), parse)
+
+
+def pack(pieces: Iterable[tuple[Piece, int]]) -> Iterator[Unit]:
+    """Units of at least `UNIT_BYTES`, of pieces that come with the position they end at.
+
+    Args:
+      pieces: each with how much of `Source.total_bytes` has been read with it.
+    """
+    packed, size, start, end = [], 0, 0, 0
+    for piece, end in pieces:
+        packed.append(piece)
+        size += len(piece.data)
+        if size >= UNIT_BYTES:
+            yield Unit(tuple(packed), end - start)
+            packed, size, start = [], 0, end
+    if packed:
+        yield Unit(tuple(packed), end - start)
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """The files that a path or glob names, sorted.
+
+    Raises:
+      UserError: there is none, or the path is a directory.
+    """
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        raise UserError(f"{pattern} is a directory: name its files, such as '{path}/*.txt'")
+    if path.exists():
+        return [path]
+    if not glob.has_magic(pattern):
+        raise UserError(f"{pattern}: no such file")
+    found = (Path(name) for name in glob.iglob(str(path), recursive=True))
+    files = sorted(file for file in found if file.is_file())
+    if not files:
+        raise UserError(f"{pattern}: no file matches")
+    return files
+
+
+def read_files(
+    paths: Iterable[Path], cut: Callable[[str, IO[bytes]], Iterator[Piece]]
+) -> Iterator[tuple[Piece, int]]:
+    """The pieces that `cut` makes of each file, with the bytes on disk read so far.
+
+    Raises:
+      UserError: naming the file that cannot be read, is no gzip file or is cut short.
+    """
+    done = 0
+    for path in paths:
+        with _opened(path) as (stream, raw):
+            for piece in cut(str(path), stream):
+                yield piece, done + raw.tell()
+            done += raw.tell()
+
+
+def cut_text(name: str, stream: IO[bytes]) -> Iterator[Piece]:
+    """A file of text, cut where a paragraph ends, or failing that a line, or a word."""
+    data, offset, line, inside_line = b"", 0, 1, False
+    while more := stream.read(UNIT_BYTES - len(data)):
+        data += more
+        if len(data) < UNIT_BYTES:
+            continue
+        end = _paragraph_end(data) or data.rfind(b"\n") + 1
+        counts = Counter(long_lines=int(not end and not inside_line))
+        inside_line = not end
+        end = end or _word_end(data)
+        yield Piece(name, data[:end], offset, line, counts)
+        offset, line = offset + end, line + data.count(b"\n", 0, end)
+        data = data[end:]
+    yield Piece(name, data, offset, line)
+
+
+def cut_json(name: str, stream: IO[bytes]) -> Iterator[Piece]:
+    """A file of JSON lines, cut after a line; one beyond `MAX_JSON_LINE` is left out, counted."""
+    offset, line = 0, 1
+    while data := stream.read(UNIT_BYTES):
+        counts, skipped = Counter(), 0
+        if not data.endswith(b"\n"):
+            rest = stream.readline(MAX_JSON_LINE)
+            data += rest
+            if len(rest) == MAX_JSON_LINE and not rest.endswith(b"\n"):
+                whole = data.rfind(b"\n") + 1
+                skipped = len(data) - whole + _skip_line(stream)
+                data, counts = data[:whole], Counter(long_lines=1)
+        yield Piece(name, data, offset, line, counts)
+        offset += len(data) + skipped
+        line += data.count(b"\n") + bool(skipped)
+
+
+def _skip_line(stream: IO[bytes]) -> int:
+    """Read to the end of the line; how many bytes that was."""
+    skipped = 0
+    while chunk := stream.readline(UNIT_BYTES):
+        skipped += len(chunk)
+        if chunk.endswith(b"\n"):
+            break
+    return skipped
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The file's bytes, decompressed for `.gz`, and the file as it lies on disk."""
+    try:
+        with path.open("rb") as raw:
+            if path.suffix != ".gz":
+                yield raw, raw
+                return
+            with gzip.open(raw) as stream:
+                yield stream, raw
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: not a gzip file, or a damaged one ({error})") from error
+    except EOFError as error:
+        raise UserError(f"{path}: the gzip file is cut short; fetch or write it again") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _paragraph_end(data: bytes) -> int:
+    """Just after the last blank line of `data`, or 0."""
+    end = data.rfind(b"\n")
+    while end > 0:
+        start = data.rfind(b"\n", 0, end)
+        if not data[start + 1 : end].strip():
+            return end + 1
+        end = start
+    return 0
+
+
+def _word_end(data: bytes) -> int:
+    """Just after the last space of `data`, or failing that before its last character."""
+    end = data.rfind(b" ") + 1
+    if end:
+        return end
+    # A character of UTF-8 is one leading byte and up to three that continue it, 0b10xxxxxx.
+    end = len(data) - 1
+    while end > len(data) - 4 and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
+
+
+def _check_field(pieces: Iterator[tuple[Piece, int]], text_field: str) -> None:
+    """Refuse, before any work, a corpus whose first lines all lack the field."""
+    for piece, _ in pieces:
+        fields = dict.fromkeys(name for record in json_objects(piece.data) for name in record)
+        if fields and text_field not in fields:
+            raise UserError(
+                f"{piece.name}: no line has the field {text_field!r}; there are "
+                f"{', '.join(map(repr, fields))}: choose one with text_field"
+            )
+        return
