@@ -9,15 +9,16 @@ from bert_jax.config import BertConfig
 from bert_jax.models.dropout import dropout
 from bert_jax.models.layers import Projection, dropout_seed, layer_norm, product
 
-# Added to the scores of masked keys, as in modeling.py, `attention_layer`.
-MASKED = -10_000.0
+# Added to the scores of masked keys. The original adds -10000 (modeling.py, `attention_layer`); in
+# a row with any key to attend to, both give masked keys a probability of exactly 0 in float32.
+MASKED = jnp.finfo(jnp.float32).min
 
 
 def mask_bias(attention_mask: jax.Array) -> jax.Array:
     """What a mask [B, L] (1 = attend to this key) adds to the scores: float32 [B, 1, 1, L].
 
-    Keys alone are masked. In a row that masks every key, the additions cancel in the softmax, and
-    its queries attend as though nothing were masked.
+    Keys alone are masked. Where every key of a row is, the scores are lost in the addition and its
+    queries attend to all keys equally, as in transformers.
     """
     return jnp.where(attention_mask[:, None, None, :] > 0, 0.0, MASKED)
 
