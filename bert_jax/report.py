@@ -4,21 +4,23 @@ It stands alone (no scripts, nothing loaded from elsewhere) and can be made whil
 """
 
 import argparse
+import dataclasses
 import html
 import json
 import statistics
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from bert_jax.config import BertConfig, Phase
+from bert_jax.config import BertConfig, Config, Phase
 from bert_jax.errors import UserError, run_main
 from bert_jax.training.charts import Curve, line_chart
 from bert_jax.training.console import duration, figure
 from bert_jax.training.flops import run_flops
 from bert_jax.training.metrics import ENVIRONMENT_FILE, read_metrics
 from bert_jax.training.page import details, page, section, table
+
+T = TypeVar("T", BertConfig, Phase)
 
 REPORT_FILE = "report.html"
 PREDICTIONS_FILE = "predictions.json"
@@ -70,15 +72,15 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
       UserError: the directory is no run, or one of its files is not what a run writes.
     """
     path = output or run_directory / REPORT_FILE
-    page = render(read_run(run_directory))
     try:
-        path.write_text(page, encoding="utf-8")
+        # A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark.
+        path.write_text(render(read_run(run_directory)), encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"--output={path}: cannot be written ({error.strerror})") from error
+        raise UserError(f"{error.filename or path}: {error.strerror}") from error
     return path
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Run:
     """What a run directory holds; `records` as `read_metrics` gives them."""
 
@@ -117,9 +119,12 @@ def read_run(directory: Path) -> Run:
         raise UserError(f"{directory}: no run directory, for it has no config.json")
     settings = _read_json(directory / "config.json")
     try:
-        model = BertConfig(**settings["model"])
-        phases = tuple(Phase(**phase) for phase in settings["phases"])
-    except (KeyError, TypeError) as error:
+        config = Config(
+            model=_typed(BertConfig, settings["model"]),
+            phases=tuple(_typed(Phase, phase) for phase in settings["phases"]),
+        )
+        config.validate()
+    except (KeyError, TypeError, UserError) as error:
         raise UserError(f"{directory / 'config.json'}: not a run's config ({error})") from error
     examples = _read_json(directory / PREDICTIONS_FILE).get("examples", [])
     if not _are_examples(examples):
@@ -127,8 +132,8 @@ def read_run(directory: Path) -> Run:
     return Run(
         name=directory.resolve().name,
         settings=settings,
-        model=model,
-        phases=phases,
+        model=config.model,
+        phases=config.phases,
         environment=_read_json(directory / ENVIRONMENT_FILE),
         records=read_metrics(directory),
         examples=examples[:_MOST_EXAMPLES],
@@ -312,7 +317,7 @@ def _example_rows(example: dict[str, Any]) -> str:
     for target in targets:
         guesses = " ".join(
             f'<span class="{"hit" if piece == target["truth"] else "guess"}">'
-            f"{html.escape(piece)}&nbsp;<small>{share:.0%}</small></span>"
+            f"{_word(piece)}&nbsp;<small>{share:.0%}</small></span>"
             for piece, share in target["predictions"]
         )
         span = f'<td rowspan="{len(targets)}">{sentence}</td>' if not rows else ""
@@ -323,18 +328,36 @@ def _example_rows(example: dict[str, Any]) -> str:
 def _mark(target: dict[str, Any]) -> str:
     """The masked word, with a sign beside its colour for those who do not see the colour."""
     name, sign = ("right", "&#10003;") if _is_right(target) else ("wrong", "&#10007;")
-    return f'<mark class="{name}">{html.escape(target["truth"])}&nbsp;{sign}</mark>'
+    return f'<mark class="{name}">{_word(target["truth"])}&nbsp;{sign}</mark>'
+
+
+def _word(piece: str) -> str:
+    """A piece as HTML, without SentencePiece's mark of a word's start."""
+    return html.escape(piece.removeprefix("\u2581"))
 
 
 def _is_right(target: dict[str, Any]) -> bool:
     return bool(target["predictions"]) and target["predictions"][0][0] == target["truth"]
 
 
+def _typed(schema: type[T], values: dict[str, Any]) -> T:
+    """`schema(**values)`; a TypeError for an unknown field, or another type than the default's."""
+    made = schema(**values)
+    for spec in dataclasses.fields(schema):
+        value, default = getattr(made, spec.name), spec.default
+        if type(value) is not type(default) and not (
+            isinstance(default, float) and type(value) is int
+        ):
+            raise TypeError(f"{spec.name} is {value!r}")
+    return made
+
+
 def _are_examples(examples: Any) -> bool:
     """Whether `examples` has the shape that a run writes to predictions.json."""
     try:
-        return all(
+        return isinstance(examples, list) and all(
             isinstance(example["text_with_mask"], str)
+            and isinstance(example["targets"], list)
             and all(
                 isinstance(target["truth"], str)
                 and all(

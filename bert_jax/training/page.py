@@ -72,6 +72,7 @@ p { margin: .6rem 0; color: var(--muted); font-size: .9rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .4rem .7rem; border-bottom: 1px solid var(--rule); text-align: right; }
+td { white-space: nowrap; }
 th { font-weight: 500; color: var(--muted); }
 tr:first-child th { font-size: .85rem; vertical-align: bottom; }
 th:first-child { text-align: left; padding-left: 0; }
@@ -86,7 +87,7 @@ th:first-child { text-align: left; padding-left: 0; }
 figure { margin: 0; padding: .8rem; border-radius: .5rem; background: var(--panel); }
 figcaption { margin-bottom: .3rem; font-size: .9rem; font-weight: 600; }
 svg { display: block; width: 100%; height: auto; }
-.guesses th, .guesses td { text-align: left; vertical-align: top; }
+.guesses th, .guesses td { text-align: left; vertical-align: top; white-space: normal; }
 .guesses td[rowspan] { padding-left: 0; }
 .guess, .hit { display: inline-block; margin-right: .7rem; color: var(--muted); }
 .hit { color: var(--text); font-weight: 600; }

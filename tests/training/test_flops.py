@@ -1,0 +1,53 @@
+"""FLOPs a token against published figures and against a count product by product."""
+
+import pytest
+
+from bert_jax.config import BertConfig, Phase, model_size
+from bert_jax.training.flops import peak_flops, run_flops, step_flops, training_flops_per_token
+
+
+@pytest.mark.parametrize(
+    ("size", "seq_len", "gigaflops"),
+    [("base", 128, 0.545), ("base", 512, 0.588), ("large", 128, 1.879), ("large", 512, 1.992)],
+)
+def test_flops_per_token_of_published_sizes(size, seq_len, gigaflops):
+    flops = training_flops_per_token(model_size(size), seq_len, 0.15 * seq_len)
+    assert flops / 1e9 == pytest.approx(gigaflops, abs=5e-4)
+
+
+def test_counts_every_matrix_product_of_a_small_model():
+    """Two FLOPs a multiply-add, summed product by product; three times for the backward pass."""
+    model = BertConfig(
+        hidden_size=8,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=20,
+        vocab_size=50,
+    )
+    length, predictions, hidden, heads = 16, 4, 8, 2
+    projections = 4 * (2 * length * hidden * hidden)
+    attention = 2 * heads * (2 * length * length * (hidden // heads))
+    feed_forward = 2 * (2 * length * hidden * 20)
+    head = 2 * predictions * hidden * hidden + 2 * predictions * hidden * 50
+    forward = 3 * (projections + attention + feed_forward) + head
+    assert training_flops_per_token(model, length, predictions) * length == pytest.approx(
+        3 * forward
+    )
+
+
+def test_run_adds_up_its_phases_and_what_is_left_of_them():
+    model = model_size("tiny")
+    phases = (Phase(steps=10, batch_size=4), Phase(seq_len=512, steps=5, batch_size=2))
+    short, long = (step_flops(model, phase) for phase in phases)
+    assert run_flops(model, phases) == pytest.approx(10 * short + 5 * long)
+    assert run_flops(model, phases, 7) == pytest.approx(3 * short + 5 * long)
+    assert run_flops(model, phases, 10) == pytest.approx(5 * long)
+    assert run_flops(model, phases, 12) == pytest.approx(3 * long)
+    assert run_flops(model, phases, 15) == 0
+
+
+def test_peaks_are_known_or_none():
+    assert peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("TPU v5 lite") == 197e12
+    assert peak_flops("cpu") is None
+    assert peak_flops("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None
