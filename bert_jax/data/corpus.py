@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO, cast
 
 from bert_jax.config import CorpusConfig
 from bert_jax.data import docstrings, tfds_source
@@ -136,7 +136,7 @@ def matching_files(pattern: str) -> list[Path]:
 
 
 def read_files(
-    paths: Iterable[Path], cut: Callable[[str, IO[bytes]], Iterator[Piece]]
+    paths: Iterable[Path], cut: Callable[[str, BinaryIO], Iterator[Piece]]
 ) -> Iterator[tuple[Piece, int]]:
     """The pieces that `cut` makes of each file, with the bytes on disk read so far.
 
@@ -151,7 +151,7 @@ def read_files(
             done += raw.tell()
 
 
-def cut_text(name: str, stream: IO[bytes]) -> Iterator[Piece]:
+def cut_text(name: str, stream: BinaryIO) -> Iterator[Piece]:
     """A file of text, cut where a paragraph ends, or failing that a line, or a word."""
     data, offset, line, inside_line = b"", 0, 1, False
     while more := stream.read(UNIT_BYTES - len(data)):
@@ -168,7 +168,7 @@ def cut_text(name: str, stream: IO[bytes]) -> Iterator[Piece]:
     yield Piece(name, data, offset, line)
 
 
-def cut_json(name: str, stream: IO[bytes]) -> Iterator[Piece]:
+def cut_json(name: str, stream: BinaryIO) -> Iterator[Piece]:
     """A file of JSON lines, cut after a line; one beyond `MAX_JSON_LINE` is left out, counted."""
     offset, line = 0, 1
     while data := stream.read(UNIT_BYTES):
@@ -185,7 +185,7 @@ def cut_json(name: str, stream: IO[bytes]) -> Iterator[Piece]:
         line += data.count(b"\n") + bool(skipped)
 
 
-def _skip_line(stream: IO[bytes]) -> int:
+def _skip_line(stream: BinaryIO) -> int:
     """Read to the end of the line; how many bytes that was."""
     skipped = 0
     while chunk := stream.readline(UNIT_BYTES):
@@ -196,15 +196,15 @@ def _skip_line(stream: IO[bytes]) -> int:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """The file's bytes, decompressed for `.gz`, and the file as it lies on disk."""
     try:
         with path.open("rb") as raw:
             if path.suffix != ".gz":
                 yield raw, raw
                 return
-            with gzip.open(raw) as stream:
-                yield stream, raw
+            with gzip.GzipFile(fileobj=raw) as stream:
+                yield cast(BinaryIO, stream), raw
     except (gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: not a gzip file, or a damaged one ({error})") from error
     except EOFError as error:

@@ -5,10 +5,9 @@ project depends on, directly or not: real prose of several megabytes with nothin
 is technical and templated, and changes with the versions installed: a demonstration, not general
 English.
 
-A source file makes a document. Files are read with `ast`, never imported. Of each string that
-stands alone or is long enough to be documentation, only paragraphs of prose are kept: whole
-sentences with the function words of English; code, doctests, signatures, tables and lists of
-parameters are not.
+A source file makes a document. Files are read with `ast`, never imported. Of each documentation
+string only paragraphs of prose are kept: whole sentences with the function words of English. Code,
+doctests, signatures, tables and markup are not.
 
 What keeps held-out figures honest: a paragraph with a long sentence that the corpus already has is
 left out, so no long sentence of a held-out file, in whatever copy of it, is trained on. What stays
@@ -22,11 +21,10 @@ import os
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from inspect import cleandoc
-from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -58,24 +56,31 @@ LETTERS = 0.9  # least share of letters and spaces; prose has about 0.96
 MIN_SENTENCES = 2  # of a document: it takes two for a pair
 
 _FUNCTION_WORDS = frozenset(
-    """
-    a about after all also an and any are as at be because been before between both but by can
-    could do does each either for from had has have how if in into is it its may might more most
-    must neither no not of on only or other over same should since so some such than that the
-    their them then there these they this those through to under until used was we were what
-    when where whether which while who will with within without would you your
-    """.split()
+    re.findall(
+        r"\w+",
+        """
+        a about after all also an and any are as at be because been before between both but by
+        can could do does each either for from had has have how if in into is it its may might
+        more most must neither no not of on only or other over same should since so some such
+        than that the their them then there these they this those through to under until used
+        was we were what when where whether which while who will with within without would you
+        your
+        """,
+    )
 )
 _SKIPPED_FOLDERS = {"test", "tests", "testing", "site-packages", "dist-packages", "_vendor"}
 _WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
-_NOT_PROSE = re.compile(r">>>|\.\. |[|{}\\$]|[=<>_*~^+-]{3}|\w\(.*=|http|^[-*+#@:.]|^\d+[.)]")
+_NOT_PROSE = re.compile(r">>>|\.\. |[|{}\\$]|[=<>_*~^+-]{3}|\w\(.*=|http|%[sdr]|^[-*+#@:.]")
+# What starts an item of a list: a bullet, a number, or the name and type of a parameter.
+_ITEM = re.compile(r"^(?:[-*+•] +|\(?\d+[.)] +|:\w+[^:]*: +|[\w*`.]+(?: \([^()]*\))?: +)")
+_UNDERLINED = re.compile(r"^.*\n *([-=~^])\1{2,} *$", re.MULTILINE)
 _ROLE = re.compile(r":[\w:+-]+:`[~!]?([^`<]*)(?:<[^`]*>)?`_{0,2}")
 _MARKUP = re.compile(r"`+~?([^`<]*?)(?: ?<[^`]*>)?`+_{0,2}|\*{1,2}(\w[^*]*)\*{1,2}")
 _FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
 
-def open_docstrings():
-    """The size of all files, and what starts a pass over their documents."""
+def open_docstrings() -> tuple[int, Callable[[], Iterator[tuple[Piece, int]]]]:
+    """The size of all files, in bytes, and what starts a pass over their documents."""
     files = source_files()
     total = sum(file.stat().st_size for file in files)
     return total, partial(document_pieces, files)
@@ -141,30 +146,57 @@ def read_prose(file: Path) -> list[Document]:
             tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError, OSError):
         return []
-    strings = (
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
     return [
         split_sentences(paragraph, "en")
-        for string in strings
+        for string in _strings(tree.body)
         for paragraph in prose_paragraphs(string)
     ]
 
 
+def _strings(body: list[ast.stmt]) -> Iterator[str]:
+    """Documentation strings, and strings of several lines in other statements of a module or
+    class: NumPy passes the documentation of its compiled functions to a call."""
+    for node in body:
+        match node:
+            case ast.Expr(ast.Constant(str(string))):
+                yield string
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield ast.get_docstring(node) or ""
+            case ast.ClassDef():
+                yield from _strings(node.body)
+            case ast.If() | ast.Try():
+                yield from _strings([*node.body, *node.orelse])
+            case ast.Expr() | ast.Assign():
+                for part in ast.walk(node):
+                    match part:
+                        case ast.Constant(str(string)) if "\n" in string:
+                            yield string
+
+
 def prose_paragraphs(string: str) -> Iterator[str]:
     """The paragraphs of prose in a documentation string, without its markup."""
-    lines = _FENCE.sub("", cleandoc(string)).split("\n")
-    # A change of indentation ends a paragraph too: a parameter and its description.
-    for indent, block in groupby(lines, key=lambda line: len(line) - len(line.lstrip())):
-        del indent
-        for filled, run in groupby(block, key=lambda line: bool(line.strip())):
-            if filled:
-                paragraph = " ".join(" ".join(run).split())
-                plain = _MARKUP.sub(r"\1\2", _ROLE.sub(r"\1", paragraph))
-                if is_prose(plain):
-                    yield plain
+    for lines in _paragraphs(_UNDERLINED.sub("", _FENCE.sub("", cleandoc(string)))):
+        paragraph = " ".join([_ITEM.sub("", lines[0], count=1), *lines[1:]])
+        plain = _MARKUP.sub(r"\1\2", _ROLE.sub(r"\1", " ".join(paragraph.split())))
+        if is_prose(plain):
+            yield plain
+
+
+def _paragraphs(text: str) -> Iterator[list[str]]:
+    """Lines that belong together: alike in indentation, or an item and what hangs from it."""
+    lines, indent, item = [], 0, False
+    for line in [*text.split("\n"), ""]:
+        words = line.strip()
+        depth = len(line) - len(line.lstrip())
+        starts_item = bool(_ITEM.match(words))
+        goes_on = depth > indent if item else depth == indent
+        if lines and (starts_item or not words or not goes_on):
+            yield lines
+            lines = []
+        if words:
+            if not lines:
+                indent, item = depth, starts_item
+            lines.append(words)
 
 
 def is_prose(paragraph: str) -> bool:
