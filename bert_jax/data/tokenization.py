@@ -23,6 +23,7 @@ from bert_jax.data.vocabulary_files import (
     read_tokenizer_json,
     read_vocab,
     sentencepiece_backend,
+    single_spaces,
 )
 from bert_jax.data.vocabulary_training import (
     cut_text,
@@ -121,7 +122,11 @@ class Tokenizer:
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._names}
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            **self._names,
+        }
         normalizer = self._document["normalizer"] or {}
         if self._document["model"]["type"] == "WordPiece":
             vocab = "".join(piece + "\n" for piece in self.pieces)
@@ -168,8 +173,11 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
         names = special_names(pieces, path, config)
         cased = any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
         lowercase = not cased if lowercase is None else lowercase
-        lowercase = bool(config.get("do_lower_case", lowercase))
-        return Tokenizer(_wordpiece_backend(pieces, lowercase, names["unk_token"]), names)
+        rules = {"do_lower_case": lowercase, "tokenize_chinese_chars": True, "strip_accents": None}
+        rules = {key: config.get(key, default) for key, default in rules.items()}
+        if not all(value in (True, False, None) for value in rules.values()):
+            raise UserError(f"{config_path}: {', '.join(rules)} must be true or false")
+        return Tokenizer(_wordpiece_backend(pieces, names["unk_token"], *rules.values()), names)
     return Tokenizer(backend, special_names(backend.get_vocab(), path, config))
 
 
@@ -197,9 +205,9 @@ def train_tokenizer(
         raise UserError("there is no text to train a vocabulary on: the corpus is empty")
     names = dict(zip(SPECIAL_NAMES, SPECIAL_PIECES, strict=True))
     if kind == "wordpiece":
-        untrained = _wordpiece_backend(SPECIAL_PIECES, lowercase, names["unk_token"])
+        untrained = _wordpiece_backend(SPECIAL_PIECES, names["unk_token"], lowercase)
         pieces = train_wordpiece(untrained, text, vocab_size, SPECIAL_PIECES)
-        return Tokenizer(_wordpiece_backend(pieces, lowercase, names["unk_token"]), names)
+        return Tokenizer(_wordpiece_backend(pieces, names["unk_token"], lowercase), names)
     normalizer = _sentencepiece_normalizer(lowercase)
     text = [normalizer.normalize_str(part) for part in text]
     model = train_sentencepiece(kind, text, vocab_size, SPECIAL_PIECES)
@@ -216,14 +224,22 @@ def _vocabulary_file(directory: Path) -> Path:
     return found[0]
 
 
-def _wordpiece_backend(pieces: list[str], lowercase: bool, unknown: str) -> tokenizers.Tokenizer:
-    """BERT's tokenizer over `pieces`: cased, or lower case with accents stripped.
+def _wordpiece_backend(
+    pieces: list[str],
+    unknown: str,
+    lowercase: bool,
+    isolate_chinese: bool = True,
+    strip_accents: bool | None = None,
+) -> tokenizers.Tokenizer:
+    """BERT's tokenizer over `pieces`; accents are stripped (None) where text is put in lower case.
 
     As in the original, stripping accents takes Hangul syllables apart into letters, too.
     """
     vocab = {piece: index for index, piece in enumerate(pieces)}
     backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=unknown))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, handle_chinese_chars=isolate_chinese, strip_accents=strip_accents
+    )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     return backend
@@ -236,10 +252,7 @@ def _sentencepiece_normalizer(lowercase: bool) -> normalizers.Normalizer:
     differently from `sentencepiece` where combining characters are involved.
     """
     bert = normalizers.BertNormalizer(handle_chinese_chars=False, lowercase=lowercase)
-    single = normalizers.Replace(tokenizers.Regex(" {2,}"), " ")
-    return normalizers.Sequence(
-        [normalizers.NFKC(), bert, normalizers.NFC(), single, normalizers.Strip()]
-    )
+    return normalizers.Sequence([normalizers.NFKC(), bert, normalizers.NFC(), *single_spaces()])
 
 
 def special_names(pieces: Iterable[str], where: str | Path, given: dict | None = None) -> dict:
@@ -288,7 +301,7 @@ def _without_specials(document: dict) -> dict:
 
     `tokenizers` looks for special pieces in the text before it cuts words, and a SentencePiece
     model finds them among its pieces afterwards. So they are no longer declared, and are renamed
-    to hold a space, which words do not.
+    to hold a NUL and a space, which no cleaned text and no word does.
     """
     added, model = document["added_tokens"], dict(document["model"])
     special = {token["content"] for token in added if token["special"]}
@@ -296,7 +309,7 @@ def _without_specials(document: dict) -> dict:
     extra = sorted(added, key=lambda token: token["id"])
 
     def rename(piece: str) -> str:
-        return f" {piece}" if piece in special else piece
+        return f"\0 {piece}" if piece in special else piece
 
     if isinstance(model["vocab"], dict):
         vocab = model["vocab"] | {token["content"]: token["id"] for token in extra}

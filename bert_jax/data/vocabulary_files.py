@@ -82,6 +82,10 @@ def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
         raise UserError(f"{path}: field model.end_of_word_suffix: not supported")
     _check_ids(document, path)
     document |= {"truncation": None, "padding": None}
+    unigram = model["type"] == "Unigram"
+    unknown = model.get("unk_id" if unigram else "unk_token")
+    if unknown not in (range(len(model["vocab"])) if unigram else (None, *model["vocab"])):
+        raise UserError(f"{path}: field model: unknown text is to become {unknown!r}, no piece")
     if model["type"] == "BPE":
         model["dropout"] = None  # it would cut the same text differently each time
     try:
@@ -103,7 +107,9 @@ def sentencepiece_backend(data: bytes, where: str | Path) -> tokenizers.Tokenize
     """A SentencePiece model as a tokenizer of `tokenizers`.
 
     Pieces that text must not reach (control, unknown, unused) are declared special. Field names
-    and piece types are those of sentencepiece_model.proto.
+    and piece types are those of sentencepiece_model.proto. The ids are those of `sentencepiece`
+    but for two things, both as in transformers: of two cuts with equal scores unigram may take
+    the other, and normalisation rules inside the model do not compose separate Hangul letters.
     """
     # protobuf makes the class at import, out of the type checker's sight
     proto = vars(sentencepiece_model_pb2)["ModelProto"]()
@@ -136,7 +142,7 @@ def sentencepiece_backend(data: bytes, where: str | Path) -> tokenizers.Tokenize
     if rules.precompiled_charsmap:
         steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
     if rules.remove_extra_whitespaces:
-        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+        steps += single_spaces()
     backend.normalizer = normalizers.Sequence(steps)
     scheme = "always" if rules.add_dummy_prefix else "never"
     # Words are cut one by one (which is faster) unless a piece runs over a space.
@@ -150,6 +156,12 @@ def sentencepiece_backend(data: bytes, where: str | Path) -> tokenizers.Tokenize
         elif item.type not in (item.NORMAL, item.BYTE):
             backend.add_special_tokens([item.piece])
     return backend
+
+
+def single_spaces() -> list[normalizers.Normalizer]:
+    """No spaces at either end and none doubled; other white space stays, as in SentencePiece."""
+    rules = (("^ +| +$", ""), (" {2,}", " "))
+    return [normalizers.Replace(tokenizers.Regex(pattern), text) for pattern, text in rules]
 
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
