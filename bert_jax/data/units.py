@@ -167,15 +167,25 @@ def ordered(
     """The results in the order of `tasks`, of which at most `window` are under way."""
     pending: deque[Future[Result]] = deque()
     for task in tasks:
-        pending.append(pool.submit(function, task))
+        with _interrupts_held():
+            pending.append(pool.submit(function, task))
         if len(pending) >= window:
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()
 
 
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Start workers with Ctrl-C blocked, for good: it reaches all, and the parent stops them."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+
+
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the parent stops us
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core is parallel enough
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

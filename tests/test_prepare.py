@@ -1,0 +1,474 @@
+import dataclasses
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bert_jax
+from bert_jax.config import CorpusConfig
+from bert_jax.data import corpus as corpus_module
+from bert_jax.data import preparation
+from bert_jax.data.preparation import choose_sides
+from bert_jax.data.shards import open_shards, read_manifest
+from bert_jax.data.tokenization import load_tokenizer
+from bert_jax.data.units import DROPPED, HELDOUT, TRAIN
+from bert_jax.errors import UserError
+from bert_jax.prepare import default_directory, prepare
+
+VOCAB_SIZE = 200
+SYLLABLES = ["ba", "do", "ki", "lu", "me", "no", "pa", "ri", "so", "tu"]
+
+
+def make_documents(count: int, seed: int = 0) -> list[list[str]]:
+    """Documents of 1 to 12 sentences of made-up words, all different."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 3))) for _ in range(300)]
+    return [
+        [
+            " ".join(draw.choices(words, k=draw.randint(12, 20))) + " ."
+            for _ in range(draw.randint(1, 12))
+        ]
+        for _ in range(count)
+    ]
+
+
+def write_lines(path: Path, documents: list[list[str]]) -> CorpusConfig:
+    path.write_text("\n\n".join("\n".join(document) for document in documents) + "\n")
+    return CorpusConfig(source=f"text:{path}", sentences="lines", heldout_fraction=0.1)
+
+
+def decoded(directory: Path, split: str) -> list[list[str]]:
+    """The documents of a split, back as text."""
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    documents = []
+    for shard in open_shards(directory, split):
+        ids = np.split(shard.tokens, shard.sentences[1:-1])
+        texts = [tokenizer.decode(sentence) for sentence in ids]
+        ends = shard.documents.tolist()
+        documents += [texts[a:b] for a, b in itertools.pairwise(ends)]
+    return documents
+
+
+def squeezed(documents: list[list[str]]) -> list[list[str]]:
+    """Without what a tokenizer need not give back: white space and case."""
+    return [["".join(sentence.lower().split()) for sentence in d] for d in documents]
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """Every file below a directory, by its hash."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut a small corpus into many units and several shards."""
+    monkeypatch.setattr(corpus_module, "UNIT_BYTES", 2**13)
+    monkeypatch.setattr(preparation, "SHARD_TEXT_BYTES", 2**16)
+
+
+def test_every_document_lands_on_one_side_whole(tmp_path: Path, small_units: None) -> None:
+    documents = make_documents(600)
+    corpus = write_lines(tmp_path / "corpus.txt", documents)
+    manifest = prepare(corpus, VOCAB_SIZE, tmp_path / "out", progress=False)
+    train, heldout = (squeezed(decoded(tmp_path / "out", s)) for s in ("train", "heldout"))
+    assert sorted(train + heldout) == sorted(squeezed(documents))
+    wanted = iter(squeezed(documents))
+    assert all(document in wanted for document in train), "training documents keep their order"
+    assert 30 <= len(heldout) <= 90
+    assert len(manifest.splits["train"].shards) > 2
+    assert manifest == read_manifest(tmp_path / "out")
+    assert manifest.splits["train"].documents == len(train)
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_jsonl_and_prose(tmp_path: Path) -> None:
+    documents = [[f"{s[0].upper()}{s[1:-2]}." for s in d] for d in make_documents(80)]
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        for document in documents:
+            file.write(json.dumps({"body": " ".join(document)}) + "\n")
+    corpus = CorpusConfig(source=f"jsonl:{tmp_path}/*.gz", text_field="body", heldout_fraction=0.1)
+    prepare(corpus, VOCAB_SIZE, tmp_path / "out", progress=False)
+    found = [d for split in ("train", "heldout") for d in decoded(tmp_path / "out", split)]
+    joined = ["".join(document) for document in squeezed(found)]
+    assert sorted(joined) == sorted("".join(document) for document in squeezed(documents))
+    sentences, wanted = sum(map(len, found)), sum(map(len, documents))
+    assert 0.9 * wanted <= sentences <= wanted, "an end such as `no.` may be an abbreviation"
+
+
+@pytest.mark.parametrize("tokenizer", ["unigram", "bpe"])
+def test_other_vocabularies(tmp_path: Path, tokenizer: str) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(80))
+    corpus.tokenizer = tokenizer
+    manifest = prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    assert manifest.tokenizer_digest == load_tokenizer(tmp_path / "out" / "tokenizer").digest
+    assert manifest.splits["train"].tokens > 1000
+
+
+def test_the_same_bytes_whatever_the_workers(tmp_path: Path, small_units: None) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(400))
+    for workers in (1, 2, 3):
+        prepare(corpus, VOCAB_SIZE, tmp_path / f"out{workers}", workers=workers, progress=False)
+    first = contents(tmp_path / "out1")
+    assert len(first) > 12
+    assert contents(tmp_path / "out2") == first
+    assert contents(tmp_path / "out3") == first
+
+
+def test_copies_are_dropped_and_near_copies_of_heldout_too(tmp_path: Path) -> None:
+    documents = [d for d in make_documents(300) if len(d) >= 4]
+    corpus = write_lines(tmp_path / "corpus.txt", documents)
+    prepare(corpus, VOCAB_SIZE, tmp_path / "plain", progress=False)
+    heldout = squeezed(decoded(tmp_path / "plain", "heldout"))
+    near = [[*d[:-1], "another end"] for d in documents]
+    write_lines(tmp_path / "corpus.txt", [*documents, *documents[:7], *near])
+    manifest = prepare(corpus, VOCAB_SIZE, tmp_path / "copied", progress=False)
+    assert manifest.counts["duplicate_documents"] == 7
+    assert manifest.counts["near_duplicates_of_heldout"] >= len(heldout)
+    held = {s for d in squeezed(decoded(tmp_path / "copied", "heldout")) for s in d}
+    for document in squeezed(decoded(tmp_path / "copied", "train")):
+        assert np.mean([sentence in held for sentence in document]) < 0.5
+
+
+@given(
+    hashes=st.lists(st.integers(0, 12), min_size=4, max_size=30).filter(lambda h: len(set(h)) >= 4),
+    data=st.data(),
+)
+def test_sides(hashes: list[int], data: st.DataObject) -> None:
+    rule = data.draw(st.sets(st.sampled_from(hashes), max_size=len(set(hashes)) - 2))
+    heldout = np.array([value in rule for value in hashes])
+    sides = choose_sides(np.array(hashes, np.uint64), heldout, 0.1).tolist()
+    for index, (value, side) in enumerate(zip(hashes, sides, strict=True)):
+        assert (side == DROPPED) == (value in hashes[:index])
+    held = {value for value, side in zip(hashes, sides, strict=True) if side == HELDOUT}
+    others = sorted(set(hashes) - rule)
+    assert held == rule | set(others[: max(0, 2 - len(rule))])
+    assert sides.count(TRAIN) == len(set(hashes)) - len(held)
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "complaint"),
+    [
+        (0, 0.1, "empty"),
+        (1, 0.1, "1 held out"),
+        (1, 0.0, "1 different"),
+        (3, 0.1, "two of each"),
+    ],
+)
+def test_too_few_documents(tmp_path: Path, count: int, fraction: float, complaint: str) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(count))
+    corpus.heldout_fraction = fraction
+    with pytest.raises(UserError, match=complaint):
+        prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+
+
+@pytest.mark.parametrize(("count", "fraction", "heldout"), [(4, 0.01, 2), (2, 0.0, 0)])
+def test_just_enough_documents(tmp_path: Path, count: int, fraction: float, heldout: int) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(count, seed=5))
+    corpus.heldout_fraction = fraction
+    manifest = prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    assert manifest.splits["heldout"].documents == heldout
+    assert manifest.splits["train"].documents == 2
+
+
+def test_an_output_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(40))
+    output = tmp_path / "out"
+    output.mkdir()  # empty: as good as none
+    manifest = prepare(corpus, VOCAB_SIZE, output, workers=1, progress=False)
+    before = contents(output)
+    assert prepare(corpus, VOCAB_SIZE, output) == manifest
+    assert "prepared already" in capsys.readouterr().out
+    with pytest.raises(UserError, match="prepared with vocab_size=200, not 201"):
+        prepare(corpus, VOCAB_SIZE + 1, output)
+    other = dataclasses.replace(corpus, lowercase=False)
+    with pytest.raises(UserError, match="prepared with lowercase=True, not False"):
+        prepare(other, VOCAB_SIZE, output)
+    assert contents(output) == before
+    with pytest.raises(UserError, match="holds no token shards"):
+        prepare(corpus, VOCAB_SIZE, tmp_path)
+    with pytest.raises(UserError, match="holds no token shards"):
+        prepare(corpus, VOCAB_SIZE, tmp_path / "corpus.txt")
+
+
+def test_a_vocabulary_of_ones_own(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(40))
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *SYLLABLES]
+    pieces += [f"##{syllable}" for syllable in SYLLABLES]
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text("\n".join(pieces) + "\n")
+    corpus.vocab = str(vocab)
+    manifest = prepare(corpus, 30522, tmp_path / "out", workers=1, progress=False)
+    assert manifest.vocab_size == len(pieces)
+    assert manifest.counts.get("unknown_pieces", 0) == 0
+    vocab.write_text("\n".join(piece for piece in pieces if piece != "[MASK]") + "\n")
+    with pytest.raises(UserError, match="MASK"):
+        prepare(corpus, 30522, tmp_path / "other", workers=1, progress=False)
+
+
+def test_a_name_for_every_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    corpus = CorpusConfig(source="text:a/*.txt")
+    here = default_directory(corpus, 100)
+    assert here.parent == tmp_path / "bert_jax"
+    assert default_directory(CorpusConfig(source="text:a/*.txt"), 100) == here
+    monkeypatch.chdir(tmp_path)
+    others = [
+        default_directory(corpus, 100),
+        default_directory(corpus, 101),
+        default_directory(dataclasses.replace(corpus, lowercase=False), 100),
+        default_directory(CorpusConfig(), 100),
+    ]
+    assert len({here, *others}) == 5
+
+
+# What follows runs the command in a process of its own, on units of 8 KiB and shards of 64 KiB.
+
+SCRIPT = """
+from bert_jax import prepare
+from bert_jax.data import corpus, preparation
+from bert_jax.errors import run_main
+corpus.UNIT_BYTES, preparation.SHARD_TEXT_BYTES = 2**13, 2**16
+run_main(prepare.main)
+"""
+
+
+def start(corpus: CorpusConfig, output: Path, before: str = "") -> subprocess.Popen[str]:
+    settings = dataclasses.asdict(corpus)
+    flags = [f"--{key}={settings[key]}" for key in ("source", "sentences", "heldout_fraction")]
+    flags += [f"--vocab_size={VOCAB_SIZE}", "--workers=2"]
+    return subprocess.Popen(
+        [sys.executable, "-c", before + SCRIPT, *flags, f"--output={output}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in err
+    return process.returncode, out + err
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    while not condition():
+        assert process.poll() is None, "it was over before it could be stopped"
+        time.sleep(0.002)
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    return [
+        int(pid)
+        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[CorpusConfig, dict[str, str]]:
+    """A corpus, and what an uninterrupted run makes of it."""
+    folder = tmp_path_factory.mktemp("finished")
+    corpus = write_lines(folder / "corpus.txt", make_documents(800))
+    code, told = finish(start(corpus, folder / "out"))
+    assert code == 0, told
+    assert f"--config.data.dir={folder / 'out'}" in told
+    return corpus, contents(folder / "out")
+
+
+@pytest.mark.parametrize(
+    ("end", "moment"),
+    [
+        (signal.SIGKILL, "text/unit-000009.npz"),
+        (signal.SIGKILL, "done/tokenizer"),
+        (signal.SIGKILL, "group-00002.json"),
+        (signal.SIGINT, "text/unit-000001.npz"),  # a second worker is still starting
+        (signal.SIGINT, "group-00001.json"),
+    ],
+)
+def test_stopped_and_run_again(
+    finished: tuple[CorpusConfig, dict[str, str]], tmp_path: Path, end: signal.Signals, moment: str
+) -> None:
+    corpus, expected = finished
+    output, partial = tmp_path / "out", tmp_path / "out.partial"
+    process = start(corpus, output)
+    wait_for((partial / moment).exists, process)
+    workers = children(process)
+    os.killpg(process.pid, end) if end == signal.SIGINT else process.kill()
+    code, told = finish(process)
+    assert not output.exists()
+    if end == signal.SIGINT:
+        assert code == 130
+        assert "the same command goes on" in told
+    deadline = time.time() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.time() < deadline, "workers outlive their parent"
+        time.sleep(0.01)
+    made = {path: path.stat().st_mtime_ns for path in partial.rglob("*.*") if path.is_file()}
+    process = start(corpus, output)
+    redone = set()
+    while process.poll() is None:
+        for path, made_at in made.items():
+            if path.suffix == ".npz" and path.exists():
+                redone |= {path} if path.stat().st_mtime_ns != made_at else set()
+        time.sleep(0.05)
+    code, told = finish(process)
+    assert code == 0, told
+    assert contents(output) == expected
+    assert not redone, "finished units are kept"
+    if moment.startswith("group"):
+        kept = output / "train-00001.tokens.npy"
+        assert kept.stat().st_mtime_ns == made[partial / "done" / kept.name]
+
+
+def test_a_killed_worker(finished: tuple[CorpusConfig, dict[str, str]], tmp_path: Path) -> None:
+    process = start(finished[0], tmp_path / "out")
+    wait_for((tmp_path / "out.partial/text/unit-000003.npz").exists, process)
+    os.kill(children(process)[-1], signal.SIGKILL)
+    code, told = finish(process)
+    assert code == 2
+    assert "error: a worker process was killed" in told
+
+
+def test_one_process_at_a_time(
+    finished: tuple[CorpusConfig, dict[str, str]], tmp_path: Path
+) -> None:
+    process = start(finished[0], tmp_path / "out")
+    wait_for((tmp_path / "out.partial/text/unit-000003.npz").exists, process)
+    code, told = finish(start(finished[0], tmp_path / "out"))
+    assert code == 2
+    assert "another process is at work" in told
+    assert finish(process)[0] == 0
+
+
+@pytest.mark.parametrize("limit", [2**12, 2**14])
+def test_a_full_disk(
+    finished: tuple[CorpusConfig, dict[str, str]], tmp_path: Path, limit: int
+) -> None:
+    """A limit on the size of files fails as a full disk does: at 4 KiB the text, at 16 a shard."""
+    corpus, expected = finished
+    before = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+    code, told = finish(start(corpus, tmp_path / "out", before))
+    assert code == 2
+    assert f"error: {tmp_path / 'out.partial'}: no space left" in told
+    assert told.count("error") == 1
+    assert finish(start(corpus, tmp_path / "out"))[0] == 0
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_changed_source_or_setting_starts_over(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(400))
+    process = start(corpus, tmp_path / "out")
+    wait_for((tmp_path / "out.partial/group-00000.json").exists, process)
+    process.kill()
+    finish(process)
+    write_lines(tmp_path / "corpus.txt", make_documents(400)[:-5] + make_documents(9, seed=1))
+    code, told = finish(start(corpus, tmp_path / "out"))
+    assert code == 0
+    assert "the source has changed" in told
+    assert finish(start(corpus, tmp_path / "fresh"))[0] == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
+def test_other_settings_start_over(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(400))
+    process = start(corpus, tmp_path / "out")
+    wait_for((tmp_path / "out.partial/group-00000.json").exists, process)
+    process.kill()
+    finish(process)
+    corpus.heldout_fraction = 0.3
+    code, told = finish(start(corpus, tmp_path / "out"))
+    assert code == 0
+    assert "made with other settings" in told
+    assert finish(start(corpus, tmp_path / "fresh"))[0] == 0
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
+def test_workers_do_not_import_the_main_module(tmp_path: Path) -> None:
+    """A script without a guard would start itself again in each worker."""
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(40))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from bert_jax.config import CorpusConfig\n"
+        "from bert_jax.prepare import prepare\n"
+        f"corpus = CorpusConfig(source={corpus.source!r}, sentences='lines')\n"
+        f"print(prepare(corpus, 200, {str(tmp_path / 'out')!r}, progress=False).vocab_size)\n"
+    )
+    told = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(Path(bert_jax.__file__).parents[1])},
+    )
+    assert told.stdout == "200\n"
+
+
+def test_the_command_is_light(tmp_path: Path) -> None:
+    probe = "import sys, bert_jax.prepare; print({'jax', 'tensorflow'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert told.stdout == "set()\n"
+
+
+def command(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bert_jax.prepare", *flags], capture_output=True, text=True
+    )
+
+
+def test_help_tells_every_setting() -> None:
+    told = " ".join(command("--help").stdout.split())
+    for spec in dataclasses.fields(CorpusConfig):
+        assert f"--{spec.name}" in told
+        assert spec.metadata["help"] in told
+    assert "python -m bert_jax.prepare --source='text:books/*.txt'" in told
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        ("--source=text:nowhere.txt", "nowhere.txt"),
+        ("--source=text:nowhere/*.txt", "nowhere/*.txt"),
+        ("--source=parquet:x", "parquet"),
+        ("--sentences=words", "--sentences"),
+        ("--heldout_fraction=1.5", "heldout_fraction"),
+        ("--workers=0", "--workers=0"),
+        ("--vocab_size=0", "vocab_size=0"),
+        ("--vocab_sise=10", "--vocab_sise"),
+    ],
+)
+def test_bad_usage(tmp_path: Path, flag: str, complaint: str) -> None:
+    told = command(f"--output={tmp_path / 'out'}", flag)
+    assert told.returncode == 2
+    assert told.stderr.startswith("error: ")
+    assert told.stderr.count("\n") == 1
+    assert complaint in told.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_real_text(test_data: Path, tmp_path: Path) -> None:
+    with gzip.open(test_data / "pretrain" / "enwiki.jsonl.gz", "rt") as file:
+        lines = [next(file) for _ in range(200)]
+    (tmp_path / "wiki.jsonl").write_text("".join(lines))
+    corpus = CorpusConfig(source=f"jsonl:{tmp_path}/wiki.jsonl")
+    manifest = prepare(corpus, 8000, tmp_path / "out", progress=False)
+    train = manifest.splits["train"]
+    assert train.documents + manifest.splits["heldout"].documents >= 195
+    assert train.sentences > 5 * train.documents
+    assert manifest.counts.get("unknown_pieces", 0) < train.tokens / 1000
