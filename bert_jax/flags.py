@@ -1,6 +1,7 @@
 """The command line of a config: a recipe by name or file, and its fields changed one by one."""
 
 import argparse
+import copy
 import dataclasses
 import difflib
 import importlib.util
@@ -67,8 +68,8 @@ def load_config(recipe: str) -> Config:
     return config
 
 
-def override(config: Config, arguments: list[str]) -> None:
-    """Change `config` in place by arguments such as `--config.phases[0].steps=500`.
+def override(config: Config, arguments: list[str]) -> Config:
+    """A copy of `config`, changed by arguments such as `--config.phases[0].steps=500`.
 
     Raises:
       UserError: an unknown field, with the nearest name, or a value of the wrong type.
@@ -77,12 +78,13 @@ def override(config: Config, arguments: list[str]) -> None:
         _check_override(config, argument)
     values = flags.FlagValues()
     try:
-        config_flags.DEFINE_config_dataclass(
-            "config", config, flag_values=values, sys_argv=arguments
+        holder = config_flags.DEFINE_config_dataclass(
+            "config", copy.deepcopy(config), flag_values=values, sys_argv=arguments
         )
         values(["", *arguments])
     except (flags.Error, ValueError, TypeError) as error:
         raise UserError(str(error)) from error
+    return holder.value
 
 
 def describe(config: Config) -> str:
@@ -125,8 +127,7 @@ def parse(parser: Parser, argv: list[str] | None = None) -> tuple[argparse.Names
     unknown = [item for item in rest if not re.match(r"--(no)?config\.", item)]
     if unknown:
         raise UserError(f"unknown argument {unknown[0]!r} (see --help)")
-    config = load_config(arguments.config)
-    override(config, rest)
+    config = override(load_config(arguments.config), rest)
     config.validate()
     return arguments, config
 

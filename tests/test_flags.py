@@ -1,0 +1,151 @@
+"""The command line: recipes found by name, fields changed, mistakes told in one line."""
+
+import pytest
+
+from bert_jax.config import BertConfig, Config, Phase, model_size, walk
+from bert_jax.errors import UserError
+from bert_jax.flags import Parser, as_dict, describe, load_config, override, parse, recipe_names
+
+
+def changed(*arguments: str) -> Config:
+    return override(load_config("base"), list(arguments))
+
+
+def test_recipes_are_found_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert {"tiny", "mini", "small", "base", "large", "base_fast"} <= set(recipe_names())
+    assert load_config("base").model.hidden_size == 768
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_valid(name):
+    load_config(name).validate()
+
+
+def test_base_is_the_papers_recipe():
+    config = load_config("base")
+    assert config.phases == (
+        Phase(seq_len=128, steps=900_000, batch_size=256, max_predictions=20),
+        Phase(seq_len=512, steps=100_000, batch_size=256, max_predictions=76),
+    )
+    assert config.optimizer.learning_rate == 1e-4
+    assert config.optimizer.warmup_steps == 10_000
+
+
+def test_a_path_and_an_argument(tmp_path):
+    recipe = tmp_path / "mine.py"
+    recipe.write_text(
+        "from bert_jax.config import Config, model_size\n"
+        "def get_config(size='tiny'):\n    return Config(model=model_size(size))\n"
+    )
+    assert load_config(str(recipe)).model == model_size("tiny")
+    assert load_config(f"{recipe}:mini").model == model_size("mini")
+
+
+def test_overrides_reach_every_kind_of_field():
+    config = changed(
+        "--config.optimizer.learning_rate=3e-4",
+        "--config.phases[0].steps=500",
+        "--config.data.whole_word",
+        "--config.data.dir=x/y",
+        "--noconfig.model.scan_layers",
+    )
+    assert config.optimizer.learning_rate == 3e-4
+    assert [phase.steps for phase in config.phases] == [500, 100_000]
+    assert config.data.whole_word
+    assert not config.model.scan_layers
+    assert config.data.dir == "x/y"
+
+
+def test_overrides_do_not_leak_into_the_next_config():
+    changed("--config.phases[0].steps=7", "--config.model.hidden_size=8")
+    assert Config().phases[0].steps == load_config("base").phases[0].steps == 900_000
+    assert Config().model.hidden_size == 768
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("--config.optimizer.lerning_rate=1", "did you mean optimizer.learning_rate?"),
+        ("--config.learning_rate=1", "did you mean optimizer.learning_rate?"),
+        ("--config.phases[2].steps=1", "no such field"),
+        ("--config.phases[0].steps=many", "many"),
+        ("--config.phases[0].steps", "give its value"),
+        ("--config.phases=3", "no such field"),
+        ("--config.model.__class__=3", "no such field"),
+        ("--config.data.whole_word=perhaps", "perhaps"),
+    ],
+)
+def test_a_mistaken_override_is_named(argument, told):
+    with pytest.raises(UserError, match=r"config") as caught:
+        changed(argument)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bsae", "nowhere/base.py", "base.py", "../base", ""])
+def test_an_unknown_recipe_is_named(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no such"):
+        load_config(name)
+
+
+@pytest.mark.parametrize("text", ["get_config = 3\n", "def get_config(:\n", "x = 1\n", "1/0\n"])
+def test_a_broken_recipe_file_is_told_in_one_line(tmp_path, text):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"broken\.py"):
+        load_config(str(path))
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("--config.phases[1].seq_len=1024", "max_position_embeddings=512"),
+        ("--config.phases[0].batch_size=0", "must be positive"),
+        ("--config.phases[0].steps=-1", "must be positive"),
+        ("--config.model.num_attention_heads=5", "does not divide"),
+        ("--config.model.dtype=float16", "choose one of float32, bfloat16"),
+        ("--config.optimizer.accumulate=3", "does not divide into"),
+        ("--config.data.mask_prob=1.5", "fraction"),
+        ("--config.phases[0].max_predictions=129", "more than its seq_len"),
+    ],
+)
+def test_values_are_checked_across_fields(argument, told):
+    with pytest.raises(UserError) as caught:
+        changed(argument).validate()
+    assert told in str(caught.value)
+
+
+def test_parse_takes_the_entry_points_own_arguments():
+    parser = Parser(prog="x")
+    parser.add_argument("--workdir")
+    arguments, config = parse(parser, ["--config=tiny", "--workdir=w", "--config.seed=4"])
+    assert arguments.workdir == "w"
+    assert config.seed == 4
+    with pytest.raises(UserError, match="--wrkdir"):
+        parse(Parser(prog="x"), ["--config=tiny", "--wrkdir=w"])
+
+
+def test_usage_errors_exit_with_2(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(Parser(prog="x"), [])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_tells_every_field(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(Parser(prog="x"), ["--config=base", "--help"])
+    assert caught.value.code == 0
+    told = capsys.readouterr().out
+    for path, _, spec in walk(load_config("base")):
+        assert f"--config.{path}=" in told
+        assert spec.metadata["help"] in told
+    assert describe(load_config("base")) in told
+
+
+def test_as_dict_is_plain_json():
+    stored = as_dict(load_config("base"))
+    assert BertConfig(**stored["model"]) == load_config("base").model
+    assert stored["phases"][1]["seq_len"] == 512
