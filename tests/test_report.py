@@ -133,6 +133,10 @@ class Page(HTMLParser):
         return next(table for table in self.tables if table[0][1].startswith(title))
 
 
+def dashed_lines(page: Page) -> int:
+    return sum("stroke-dasharray" in value for _, value in page.attributes)
+
+
 def test_figures_are_the_metrics(tmp_path):
     page = Page(write_report(make_run(tmp_path / "tiny")))
     assert page.open == []
@@ -155,6 +159,7 @@ def test_figures_are_the_metrics(tmp_path):
     assert page.table("time")[-1][:3] == ["all", "5 min 28 s", "100.0%"]
     assert "3,000 of 3,000 steps, finished" in page.text
     assert page.tags.count("svg") == 9
+    assert dashed_lines(page) == 9 + 4, "a phase's boundary in each; two baselines, each with a key"
 
 
 def test_predictions_show_what_was_right_without_colour(tmp_path):
@@ -223,6 +228,7 @@ def test_a_run_in_progress(tmp_path):
     assert page.table("length")[1][3] == "700 of 2,700"
     assert page.table("length")[2][3] == "0 of 300"
     assert page.table("length")[2][5] == "n/a"
+    assert dashed_lines(page) == 4, "the second phase has not begun"
 
 
 def test_a_run_before_its_first_line(tmp_path):
