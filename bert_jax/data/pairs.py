@@ -129,7 +129,7 @@ def open_plan(
     documents = sum(len(shard.documents) - 1 for shard in shards)
     if documents < (2 if data.next_sentence else 1):
         raise UserError(
-            f"{directory}: {documents} documents, and next-sentence prediction needs two: add "
+            f"{directory}: {documents} document, and next-sentence prediction needs two: add "
             "text, or set config.data.next_sentence=False"
             if documents
             else f"{directory}: no documents: add text, or change config.corpus.heldout_fraction"

@@ -7,8 +7,10 @@ and the place in it by arithmetic, and no iterator has a state to save.
 Dimensions: B rows, L pieces a sequence, P predictions a sequence.
 """
 
+import atexit
 import dataclasses
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -297,22 +299,36 @@ def train_dataset(
     batch_size: int,
     rows: slice = ALL_ROWS,
     workers: int = 2,
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """Batches of steps first_step .. last_step - 1 in order, built ahead by tf.data.
 
     Whatever `PairExamples.batch` raises is raised here, at its step. The arrays are read-only.
     """
+    batches = _build_ahead(examples, range(first_step, last_step), batch_size, rows, workers)
+    # A process that ends while tf.data's threads run Python code hangs.
+    atexit.register(_close, weakref.ref(batches))
+    return batches
+
+
+def _close(batches: weakref.ref[Generator[Batch]]) -> None:
+    if (generator := batches()) is not None:
+        generator.close()
+
+
+def _build_ahead(
+    examples: PairExamples, steps: range, batch_size: int, rows: slice, workers: int
+) -> Generator[Batch]:
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # or TensorFlow takes the memory of all of them
-    like = examples.batch(first_step, 1)
-    failures: list[Exception] = []
+    like = examples.batch(steps.start, 1)
+    failures: dict[int, Exception] = {}
 
     def build(step: np.ndarray) -> list[np.ndarray]:
         try:
             return list(examples.batch(int(step), batch_size, rows).values())
         except Exception as error:  # TensorFlow would print a traceback, and raise its own
-            failures.append(error)
+            failures[int(step)] = error
             return [np.zeros(0, array.dtype) for array in like.values()]
 
     options = tf.data.Options()
@@ -321,7 +337,7 @@ def train_dataset(
     options.threading.max_intra_op_parallelism = 1
     dtypes = [tf.as_dtype(array.dtype) for array in like.values()]
     dataset = (
-        tf.data.Dataset.range(first_step, last_step)
+        tf.data.Dataset.range(steps.start, steps.stop)
         .map(
             lambda step: tf.numpy_function(build, [step], dtypes, stateful=False),
             num_parallel_calls=workers,
@@ -330,9 +346,9 @@ def train_dataset(
         .prefetch(2 * workers)
         .with_options(options)
     )
-    for arrays in dataset.as_numpy_iterator():
+    for step, arrays in zip(steps, dataset.as_numpy_iterator(), strict=True):
         if not arrays[0].size:
-            raise failures[0]
+            raise failures[step]
         yield dict(zip(like, arrays, strict=True))
 
 
