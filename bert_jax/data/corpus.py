@@ -13,6 +13,7 @@ about 1 MiB: cheap, in bounded memory, the same units whatever the number of wor
 - `docstrings:` is the documentation of the Python that is installed; see `docstrings`.
 """
 
+import codecs
 import glob
 import gzip
 import zlib
@@ -54,8 +55,8 @@ class Source:
     """A corpus that is ready to be read, as often as one likes.
 
     Attributes:
-      total_bytes: the sum of `Unit.progress` over all units, for a progress bar: bytes on disk,
-        compressed where files are compressed.
+      total_bytes: what the `Unit.progress` of all units adds up to, or a little more where the
+        last files hold no text: bytes on disk, compressed where files are compressed.
       units: starts a pass over the raw text, in the main process; always the same units in the
         same order. Raises UserError naming the file: unreadable, not a gzip file, truncated.
       documents: the documents of a unit and what was counted on the way. Picklable, pure and
@@ -153,7 +154,9 @@ def read_files(
 
 def cut_text(name: str, stream: BinaryIO) -> Iterator[Piece]:
     """A file of text, cut where a paragraph ends, or failing that a line, or a word."""
-    data, offset, line, inside_line = b"", 0, 1, False
+    data, offset, line, inside_line = stream.read(2), 0, 1, False
+    if data in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise UserError(f"{name}: text in UTF-16, not UTF-8; convert it with `iconv -f UTF-16`")
     while more := stream.read(UNIT_BYTES - len(data)):
         data += more
         if len(data) < UNIT_BYTES:

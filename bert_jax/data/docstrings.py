@@ -87,17 +87,18 @@ def open_docstrings() -> tuple[int, Callable[[], Iterator[tuple[Piece, int]]]]:
 
 
 def source_files() -> list[Path]:
-    """Python files of the standard library and of the installed dependencies, sorted."""
+    """Python files of the standard library and of the installed dependencies, sorted; no tests."""
     stdlib = Path(sysconfig.get_path("stdlib"))
     files = {file.relative_to(stdlib): file for file in stdlib.rglob("*.py")}
     for distribution in dependencies(REQUIREMENTS):
         for name in distribution.files or []:
             files[Path(name)] = Path(str(distribution.locate_file(name)))
-    return [
-        files[name]
-        for name in sorted(files)
-        if name.suffix == ".py" and not _SKIPPED_FOLDERS & set(name.parts) and files[name].is_file()
-    ]
+    return [files[name] for name in sorted(files) if _is_source(name) and files[name].is_file()]
+
+
+def _is_source(name: Path) -> bool:
+    a_test = name.stem.startswith("test_") or name.stem.endswith("_test")
+    return name.suffix == ".py" and not a_test and not _SKIPPED_FOLDERS & set(name.parts)
 
 
 def dependencies(roots: tuple[str, ...]) -> list[importlib.metadata.Distribution]:
@@ -130,12 +131,13 @@ def document_pieces(files: list[Path]) -> Iterator[tuple[Piece, int]]:
 
 
 def _is_new(paragraph: list[str], seen: set[str]) -> bool:
-    """Whether none of the paragraph's long sentences is in `seen`, where they are then put."""
+    """Whether none of the paragraph's long sentences is in `seen`; if so, they are put there."""
     normalised = [normalise(sentence) for sentence in paragraph]
     keys = {text for text in normalised if len(text) >= LONG_SENTENCE} or {" ".join(normalised)}
-    new = keys.isdisjoint(seen)
+    if not keys.isdisjoint(seen):
+        return False
     seen |= keys
-    return new
+    return True
 
 
 def read_prose(file: Path) -> list[Document]:
