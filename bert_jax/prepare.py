@@ -40,7 +40,7 @@ from bert_jax.data.preparation import (
 )
 from bert_jax.data.shards import Manifest
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer, train_tokenizer
-from bert_jax.data.units import worker_pool
+from bert_jax.data.workers import worker_pool
 from bert_jax.errors import UserError, run_main
 from bert_jax.flags import Parser
 

@@ -30,10 +30,10 @@ from bert_jax.data.units import (
     EncodeTask,
     ReadTask,
     encode_unit,
-    ordered,
     read_documents,
     read_unit,
 )
+from bert_jax.data.workers import ordered
 from bert_jax.errors import UserError
 
 # Text of a pair of shards. A piece is about four bytes of English and hardly ever less than one:

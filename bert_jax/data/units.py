@@ -7,21 +7,12 @@ blank line after a document), with what was learnt about its documents in a file
 import hashlib
 import io
 import json
-import multiprocessing
-import os
-import signal
-import sys
-import threading
-import types
 import zipfile
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -31,9 +22,6 @@ from bert_jax.data.shards import Shard, build_shard, replace_file
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
 
 TRAIN, HELDOUT, DROPPED = 0, 1, 2  # the side of a document
-
-Task = TypeVar("Task")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,63 +126,6 @@ def encode_unit(task: EncodeTask) -> EncodedUnit:
     counts["unknown_pieces"] += int(np.count_nonzero(train.tokens == tokenizer.unk_id))
     heldout = _encode(kept[HELDOUT], tokenizer)
     return EncodedUnit(task.text.stat().st_size, train, heldout, counts)
-
-
-@contextmanager
-def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes that import this module alone, and that end when this one does.
-
-    A new process would otherwise import the program's main module first, and with it JAX where
-    that is `train`: so it is hidden from them.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-        sys.modules["__main__"] = main
-
-
-def ordered(
-    pool: ProcessPoolExecutor,
-    function: Callable[[Task], Result],
-    tasks: Iterable[Task],
-    window: int,
-) -> Iterator[Result]:
-    """The results in the order of `tasks`, of which at most `window` are under way."""
-    pending: deque[Future[Result]] = deque()
-    for task in tasks:
-        with _interrupts_held():
-            pending.append(pool.submit(function, task))
-        if len(pending) >= window:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Start workers with Ctrl-C blocked, for good: it reaches all, and the parent stops them."""
-    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
-
-
-def _start_worker() -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core is parallel enough
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent:
-        parent.join()
-        os._exit(1)  # it was killed: nobody is left to take results or to say stop
 
 
 def _encode(documents: list[Document], tokenizer: Tokenizer) -> Shard:

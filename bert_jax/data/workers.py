@@ -1,0 +1,73 @@
+"""Worker processes: light to start, clean to stop, with results in order."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@contextmanager
+def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes that import only what they are sent, and that end when this one does.
+
+    A new process would otherwise import the program's main module first, and with it JAX where
+    that is `train`: so it is hidden from them.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        sys.modules["__main__"] = main
+
+
+def ordered(
+    pool: ProcessPoolExecutor,
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    window: int,
+) -> Iterator[Result]:
+    """The results in the order of `tasks`, of which at most `window` are under way."""
+    pending: deque[Future[Result]] = deque()
+    for task in tasks:
+        with _interrupts_held():
+            pending.append(pool.submit(function, task))
+        if len(pending) >= window:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Start workers with Ctrl-C blocked, for good: it reaches all, and the parent stops them."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+
+
+def _start_worker() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process a core is parallel enough
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)  # it was killed: nobody is left to take results or to say stop
