@@ -1,0 +1,300 @@
+"""Sizes, shapes, the two ways through the depth, rematerialisation, dtypes and bad ids."""
+
+import dataclasses
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.config import BertConfig, model_size
+from bert_jax.models import BertForPreTraining, BertModel
+from bert_jax.models.attention import attention, mask_bias
+from bert_jax.models.layers import product
+
+CONFIG = BertConfig(
+    vocab_size=90,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=64,
+    max_position_embeddings=24,
+    vocab_multiple=32,
+)
+B, L, P = 4, 16, 5
+
+
+def batch_of(seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "input_ids": rng.integers(0, CONFIG.vocab_size, (B, L)),
+        "token_type_ids": rng.integers(0, 2, (B, L)),
+        "attention_mask": (np.arange(L) < [[L], [L - 1], [9], [3]]).astype(np.int32),
+        "masked_lm_positions": rng.integers(0, L, (B, P)),
+    }
+
+
+@functools.cache
+def init(config: BertConfig, next_sentence: bool = True) -> dict:
+    model = BertForPreTraining(config, next_sentence)
+    return nn.unbox(jax.jit(model.init)(jax.random.key(0), **batch_of()))["params"]
+
+
+def forward(config: BertConfig, params: dict, batch: dict, next_sentence: bool = True) -> dict:
+    model = BertForPreTraining(config, next_sentence)
+    return jax.jit(model.apply)({"params": params}, **batch)
+
+
+def value_and_gradient(config: BertConfig, params: dict, **apply) -> tuple:
+    """Some scalar of all outputs, and its gradient."""
+
+    def scalar(params):
+        outputs = BertForPreTraining(config).apply({"params": params}, **batch_of(), **apply)
+        mlm = jax.nn.log_softmax(outputs["mlm_logits"])[..., 7].mean()
+        nsp = jax.nn.log_softmax(outputs["nsp_logits"])[..., 1].mean()
+        return mlm + nsp
+
+    return jax.jit(jax.value_and_grad(scalar))(params)
+
+
+def unstacked(params: dict) -> dict:
+    """The scanned tree with its layers apart."""
+    layers = params["bert"]["encoder"]["layer"]
+    encoder = {
+        f"layer_{index}": jax.tree.map(lambda array, index=index: array[index], layers)
+        for index in range(CONFIG.num_hidden_layers)
+    }
+    return {**params, "bert": {**params["bert"], "encoder": encoder}}
+
+
+def assert_close(ours, expected, tolerance: float) -> None:
+    """Leaf by leaf, relative to the leaf's largest magnitude or a hundredth of the tree's."""
+    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+
+    def check(path, a, b):
+        scale = max(float(jnp.abs(b).max()), 1e-2 * largest)
+        assert float(jnp.abs(a - b).max()) <= tolerance * scale, jax.tree_util.keystr(path)
+
+    jax.tree_util.tree_map_with_path(check, ours, expected)
+
+
+def parameter_count(model: nn.Module, **inputs) -> int:
+    variables = jax.eval_shape(model.init, jax.random.key(0), **inputs)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nn.unbox(variables)["params"]))
+
+
+def formula(config: BertConfig) -> int:
+    """Parameters of the encoder with its pooler, from the paper's description."""
+    d, f = config.hidden_size, config.intermediate_size
+    norm = 2 * d
+    tables = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    layer = 4 * (d * d + d) + norm + (d * f + f) + (f * d + d) + norm
+    return tables * d + norm + config.num_hidden_layers * layer + d * d + d
+
+
+@pytest.mark.parametrize(
+    ("size", "encoder", "pretraining", "published"),
+    [
+        # Published, in millions, with the heads: table 1 of Turc et al. for the small ones and
+        # base; the BERT paper's section 3 has 110 and 340.
+        ("tiny", 4_385_920, 4_433_468, 4.4),
+        ("mini", 11_170_560, 11_267_900, 11.3),
+        ("small", 28_763_648, 29_058_876, 29.1),
+        ("medium", 41_373_184, 41_668_412, 41.7),
+        ("base", 109_482_240, 110_106_428, 110.1),
+        ("large", 335_141_888, 336_226_108, 336.2),
+    ],
+)
+def test_parameter_counts(size, encoder, pretraining, published):
+    config = dataclasses.replace(model_size(size), vocab_multiple=1)
+    ids = jnp.zeros((1, 8), jnp.int32)
+    inputs = {"input_ids": ids, "token_type_ids": ids, "attention_mask": ids}
+    assert parameter_count(BertModel(config), **inputs) == formula(config) == encoder
+    model = BertForPreTraining(config)
+    assert parameter_count(model, **inputs, masked_lm_positions=ids) == pretraining
+    assert round(pretraining / 1e6, 1) == published
+    padded = BertForPreTraining(model_size(size))
+    extra = (config.hidden_size + 1) * (30592 - 30522)
+    assert parameter_count(padded, **inputs, masked_lm_positions=ids) == pretraining + extra
+
+
+def test_initial_values_are_the_cut_normal_of_the_original():
+    config = model_size("tiny")
+    table = init(config)["bert"]["embeddings"]["word_embeddings"]
+    assert float(jnp.abs(table).max()) <= 0.04
+    # A normal cut at two sigma keeps 0.8796 of its deviation; nothing makes up for it.
+    np.testing.assert_allclose(table.std(), 0.02 * 0.87962566, rtol=2e-3)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(init(CONFIG)):
+        if path[-1].key.endswith("bias"):
+            assert not leaf.any(), path
+        if path[-1].key == "scale":
+            assert (leaf == 1).all(), path
+
+
+def test_layers_are_initialised_apart():
+    layers = init(CONFIG)["bert"]["encoder"]["layer"]
+    kernel = np.asarray(layers["intermediate"]["dense"]["kernel"])
+    assert abs(np.corrcoef(kernel[0].ravel(), kernel[1].ravel())[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_shapes_and_dtypes(dtype):
+    config = dataclasses.replace(CONFIG, dtype=dtype)
+    params = init(config)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+    outputs = forward(config, params, batch_of())
+    assert {name: (array.shape, array.dtype) for name, array in outputs.items()} == {
+        "sequence_output": ((B, L, 32), dtype),
+        "pooled_output": ((B, 32), dtype),
+        "mlm_logits": ((B, P, 96), "float32"),
+        "nsp_logits": ((B, 2), "float32"),
+    }
+
+
+def test_without_next_sentence_there_is_neither_pooler_nor_head():
+    params = init(CONFIG, next_sentence=False)
+    assert "pooler" not in params["bert"]
+    assert "seq_relationship" not in params["cls"]
+    outputs = forward(CONFIG, params, batch_of(), next_sentence=False)
+    assert set(outputs) == {"sequence_output", "mlm_logits"}
+
+
+def test_scanned_layers_equal_unrolled_ones():
+    params = init(CONFIG)
+    value, gradient = value_and_gradient(CONFIG, params)
+    unrolled = dataclasses.replace(CONFIG, scan_layers=False)
+    flat_value, flat_gradient = value_and_gradient(unrolled, unstacked(params))
+    np.testing.assert_allclose(value, flat_value, rtol=1e-6)
+    assert_close(unstacked(gradient), flat_gradient, 1e-5)
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_rematerialisation_changes_no_number(remat, scan_layers):
+    config = dataclasses.replace(CONFIG, scan_layers=scan_layers)
+    params = init(config)
+    training = {"deterministic": False, "rngs": {"dropout": jax.random.key(3)}}
+    value, gradient = value_and_gradient(config, params, **training)
+    again = dataclasses.replace(config, remat=remat)
+    remat_value, remat_gradient = value_and_gradient(again, params, **training)
+    np.testing.assert_allclose(value, remat_value, rtol=1e-6)
+    assert_close(remat_gradient, gradient, 1e-5)
+
+
+def test_rematerialisation_keeps_less():
+    params = init(CONFIG)
+
+    def kept(remat: str) -> int:
+        model = BertForPreTraining(dataclasses.replace(CONFIG, remat=remat))
+
+        def total(params):
+            return model.apply({"params": params}, **batch_of())["sequence_output"].sum()
+
+        _, backward = jax.vjp(total, params)
+        return sum(leaf.size for leaf in jax.tree.leaves(backward))
+
+    assert kept("full") < kept("dots") < kept("none")
+
+
+def test_bfloat16_is_close_to_float32():
+    params = init(CONFIG)
+    value, gradient = value_and_gradient(CONFIG, params)
+    low = dataclasses.replace(CONFIG, dtype="bfloat16")
+    low_value, low_gradient = value_and_gradient(low, params)
+    np.testing.assert_allclose(low_value, value, rtol=1e-2)
+    cosine = sum(
+        float((a * b).sum())
+        for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(low_gradient), strict=True)
+    ) / (norm(gradient) * norm(low_gradient))
+    assert cosine > 0.999
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(low_gradient))
+
+
+def norm(tree) -> float:
+    return math.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(tree)))
+
+
+def test_padding_changes_nothing_where_it_is_not():
+    params = init(CONFIG)
+    batch = batch_of()
+    other = dict(batch, input_ids=np.where(batch["attention_mask"], batch["input_ids"], 5))
+    outputs = forward(CONFIG, params, batch)["sequence_output"]
+    others = forward(CONFIG, params, other)["sequence_output"]
+    real = batch["attention_mask"].astype(bool)
+    np.testing.assert_array_equal(outputs[real], others[real])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("input_ids", CONFIG.vocab_size),  # a row of the table, but only padding
+        ("input_ids", 10**6),
+        ("input_ids", -1),
+        ("token_type_ids", 2),
+        ("position_ids", 24),
+    ],
+)
+def test_an_id_outside_its_table_gives_nan_in_its_sequence(name, value):
+    params = init(CONFIG)
+    ids = np.tile(np.arange(L), (B, 1))
+    batch = dict(batch_of(), position_ids=ids)
+    batch[name] = batch[name].copy()
+    batch[name][1, 2] = value
+    outputs = forward(CONFIG, params, batch)
+    np.testing.assert_array_equal(
+        np.isnan(outputs["mlm_logits"]).all((1, 2)), [False, True, False, False]
+    )
+
+
+def test_rows_that_pad_the_table_have_no_probability_and_no_gradient():
+    params = init(CONFIG)
+    outputs = forward(CONFIG, params, batch_of())
+    probabilities = jax.nn.softmax(outputs["mlm_logits"])
+    assert not probabilities[..., CONFIG.vocab_size :].any()
+    _, gradient = value_and_gradient(CONFIG, params)
+    assert not gradient["bert"]["embeddings"]["word_embeddings"][CONFIG.vocab_size :].any()
+    assert not gradient["cls"]["predictions"]["output_bias"][CONFIG.vocab_size :].any()
+
+
+def test_attention_follows_its_definition():
+    rng = np.random.default_rng(0)
+    query, key, value = rng.normal(size=(3, 2, 3, 5, 4))
+    mask = np.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
+    scores = np.einsum("bhqk,bhmk->bhqm", query, key) / 2
+    weights = np.exp(scores) * mask[:, None, None, :]
+    weights[1] = 1  # every key masked: all alike
+    weights /= weights.sum(-1, keepdims=True)
+    expected = np.einsum("bhqm,bhmk->bhqk", weights, value)
+    bias = mask_bias(jnp.asarray(mask))
+    options = {"dtype": "float32", "dropout_rate": 0.1, "dropout_seed": None}
+    np.testing.assert_allclose(attention(query, key, value, bias, **options), expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize("spec", ["BLD,DHK->BHLK", "BHLK,HKD->BLD", "BHLK,BHMK->BHLM"])
+def test_gradient_of_a_product_is_that_of_einsum(spec):
+    sizes = {"B": 2, "L": 3, "M": 5, "D": 4, "H": 2, "K": 3}
+    left, right = (
+        jax.random.normal(jax.random.key(index), [sizes[letter] for letter in letters])
+        for index, letters in enumerate(spec.split("->")[0].split(","))
+    )
+    expected, pull = jax.vjp(lambda a, b: jnp.einsum(spec, a, b), left, right)
+    gradient = jnp.cos(expected)
+    for dtype, tolerance in (("float32", 1e-6), ("bfloat16", 2e-2)):
+        ours, pull_ours = jax.vjp(lambda a, b, d=dtype: product(spec, d, a, b), left, right)
+        assert_close((ours, *pull_ours(gradient)), (expected, *pull(gradient)), tolerance)
+        assert all(leaf.dtype == jnp.float32 for leaf in (ours, *pull_ours(gradient)))
+
+
+def test_every_parameter_names_its_axes():
+    boxed = BertForPreTraining(CONFIG).init(jax.random.key(0), **batch_of())["params"]
+    known = {
+        *("layers", "vocab", "position", "token_type"),
+        *("embed", "heads", "kv", "mlp", "pooled", "transformed", "class"),
+    }
+    leaves = jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned))
+    for leaf in leaves:
+        assert len(leaf.names) == leaf.value.ndim
+        assert set(leaf.names) <= known
