@@ -182,7 +182,7 @@ def as_lists(arrays: list[np.ndarray]) -> list[list[int]]:
 
 @pytest.fixture(scope="module", params=KINDS)
 def trained(request: pytest.FixtureRequest) -> Tokenizer:
-    return train_tokenizer(request.param, iter(PROSE), 400, lowercase=True)
+    return train_tokenizer(request.param, iter(PROSE), 400, lowercase=False)
 
 
 @pytest.fixture(scope="module", params=["uncased", "cased"])
