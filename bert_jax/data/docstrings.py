@@ -22,14 +22,14 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from inspect import cleandoc
-from multiprocessing import get_context
+from itertools import chain
 from pathlib import Path
 
 from bert_jax.data.documents import Document, Piece, split_sentences
 from bert_jax.data.heldout import LONG_SENTENCE, normalise
+from bert_jax.data.workers import ordered, worker_pool
 
 # What the project itself needs; what those need in turn is found from their metadata.
 REQUIREMENTS = (
@@ -53,6 +53,7 @@ REQUIREMENTS = (
 MIN_WORDS = 8  # of a paragraph
 FUNCTION_WORDS = 0.2  # least share of a paragraph's words; edited English has 0.4 to 0.5
 LETTERS = 0.9  # least share of letters and spaces; prose has about 0.96
+CHUNK = 32  # files read at once
 MIN_SENTENCES = 2  # of a document: it takes two for a pair
 
 _FUNCTION_WORDS = frozenset(
@@ -121,9 +122,11 @@ def dependencies(roots: tuple[str, ...]) -> list[importlib.metadata.Distribution
 def document_pieces(files: list[Path]) -> Iterator[tuple[Piece, int]]:
     """A piece a file that has prose: a sentence a line, as in `text:` with `lines`."""
     seen, done = set(), 0
+    chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
     workers = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for file, paragraphs in zip(files, pool.map(read_prose, files, chunksize=32), strict=True):
+    with worker_pool(workers) as pool:
+        results = ordered(pool, read_chunk, chunks, 4 * workers)
+        for file, paragraphs in zip(files, chain.from_iterable(results), strict=True):
             done += file.stat().st_size
             document = [line for part in paragraphs if _is_new(part, seen) for line in part]
             if len(document) >= MIN_SENTENCES:
@@ -138,6 +141,11 @@ def _is_new(paragraph: list[str], seen: set[str]) -> bool:
         return False
     seen |= keys
     return True
+
+
+def read_chunk(files: list[Path]) -> list[list[Document]]:
+    """`read_prose` of some files: one alone is hardly worth a message to another process."""
+    return list(map(read_prose, files))
 
 
 def read_prose(file: Path) -> list[Document]:

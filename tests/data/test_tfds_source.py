@@ -51,7 +51,7 @@ def tfds_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read(name: str, **settings: str) -> list[Document]:
+def read(name: str, **settings: Any) -> list[Document]:
     source = open_source(CorpusConfig(source=f"tfds:{name}", **settings))
     documents, progress = [], 0
     for unit in source.units():
