@@ -71,11 +71,13 @@ def prepare(
     """
     Config(corpus=corpus, model=BertConfig(vocab_size=vocab_size)).validate()
     output = Path(output)
-    settings = asdict(corpus) | {"vocab_size": vocab_size}
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        return _already_there(output, settings, progress)
-    source = open_source(corpus)
     root = output.with_name(output.name + ".partial")
+    settings = asdict(corpus) | {"vocab_size": vocab_size}
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        manifest = _already_there(output, settings, progress)
+        shutil.rmtree(root, ignore_errors=True)  # a run may have ended just before it did this
+        return manifest
+    source = open_source(corpus)
     space = Workspace(root, workers or len(os.sched_getaffinity(0)), progress)
     with _explained(root), _locked(root), worker_pool(space.workers) as pool:
         _keep_if_same_settings(space, settings)
