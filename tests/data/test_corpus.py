@@ -294,6 +294,9 @@ def test_lines_too_long_to_hold_are_cut_or_skipped_and_counted(
     assert counts == {"long_lines": 1, "bad_json": 1}
     with pytest.raises(UserError, match=r"a\.jsonl:4: "):
         read(f"jsonl:{path}", strict=True)
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(UserError, match=rf"a\.jsonl: byte {path.stat().st_size - 1} "):
+        read(f"jsonl:{path}", strict=True)
 
 
 @pytest.mark.slow

@@ -74,7 +74,10 @@ def test_prose_is_taken_from_among_code() -> None:
     {OTHER}
 
     ```
+    # It ends with a comment on the code, which is what this is:
+
     {PROSE.replace("cat", "code")}
+
     ```
     ====  ====
     The   table of all that there is in this and in that.
