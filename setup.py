@@ -60,7 +60,6 @@ setup(
     name="bert_jax",
     version=VERSION[1],
     description="BERT in JAX: from raw text to a pretrained encoder, on a CPU, a GPU or a TPU pod",
-    long_description="See README.md in the source distribution.",
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
