@@ -153,6 +153,10 @@ def test_pairs_are_what_they_say(tmp_path: Path, documents: list[Document], shar
         assert np.array_equal(batch["attention_mask"][row], np.arange(64) < length)
         types = (np.arange(64) > first_sep) & (np.arange(64) < length)
         assert np.array_equal(batch["token_type_ids"][row], types)
+        count = min(10, max(1, round(int(length) * 0.15)))
+        real = batch["masked_lm_weights"][row] == 1
+        assert np.array_equal(real, np.arange(10) < min(count, length - 3))
+        assert np.all(ids[batch["masked_lm_positions"][row, real]] >= FIRST)
         a, b = ids[1:first_sep], ids[first_sep + 1 : last_sep]
         assert len(a)
         assert len(b)
