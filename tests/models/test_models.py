@@ -172,16 +172,16 @@ def test_scanned_layers_equal_unrolled_ones():
 
 
 @pytest.mark.parametrize("scan_layers", [True, False])
-@pytest.mark.parametrize("remat", ["dots", "full"])
-def test_rematerialisation_changes_no_number(remat, scan_layers):
-    config = dataclasses.replace(CONFIG, scan_layers=scan_layers)
+def test_rematerialisation_changes_no_number(scan_layers):
+    config = dataclasses.replace(CONFIG, num_hidden_layers=2, scan_layers=scan_layers)
     params = init(config)
     training = {"deterministic": False, "rngs": {"dropout": jax.random.key(3)}}
     value, gradient = value_and_gradient(config, params, **training)
-    again = dataclasses.replace(config, remat=remat)
-    remat_value, remat_gradient = value_and_gradient(again, params, **training)
-    np.testing.assert_allclose(value, remat_value, rtol=1e-6)
-    assert_close(remat_gradient, gradient, 1e-5)
+    for remat in ("dots", "full"):
+        again = dataclasses.replace(config, remat=remat)
+        remat_value, remat_gradient = value_and_gradient(again, params, **training)
+        np.testing.assert_allclose(value, remat_value, rtol=1e-6)
+        assert_close(remat_gradient, gradient, 1e-5)
 
 
 def test_rematerialisation_keeps_less():
@@ -193,7 +193,7 @@ def test_rematerialisation_keeps_less():
         def total(params):
             return model.apply({"params": params}, **batch_of())["sequence_output"].sum()
 
-        _, backward = jax.vjp(total, params)
+        backward = jax.eval_shape(lambda params: jax.vjp(total, params)[1], params)
         return sum(leaf.size for leaf in jax.tree.leaves(backward))
 
     assert kept("full") < kept("dots") < kept("none")
@@ -289,7 +289,8 @@ def test_gradient_of_a_product_is_that_of_einsum(spec):
 
 
 def test_every_parameter_names_its_axes():
-    boxed = BertForPreTraining(CONFIG).init(jax.random.key(0), **batch_of())["params"]
+    model = BertForPreTraining(CONFIG)
+    boxed = jax.eval_shape(model.init, jax.random.key(0), **batch_of())["params"]
     known = {
         *("layers", "vocab", "position", "token_type"),
         *("embed", "heads", "kv", "mlp", "pooled", "transformed", "class"),
