@@ -19,7 +19,6 @@ from bert_jax.data.pipeline import (
     Batch,
     PairExamples,
     Spans,
-    _heads,
     _truncate,
     majority_baseline,
     train_dataset,
@@ -297,7 +296,10 @@ def test_truncation_is_that_of_one_piece_at_a_time(
 @pytest.mark.parametrize("tosses", [1, 2, 63, 64, 65, 200])
 def test_front_losses_are_binomial(tosses: int) -> None:
     count = 20_000
-    heads = _heads(np.full(count, tosses), keyed.key(9, np.arange(count)))
+    keys = keyed.key(9, np.arange(count))
+    a, _ = _truncate(spans([10 + tosses] * count), spans([0] * count), 10, keys)
+    heads = a.start
+    assert np.all(a.length == 10)
     assert heads.min() >= 0
     assert heads.max() <= tosses
     variance = tosses / 4
