@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -27,7 +28,7 @@ CONFIG = BertConfig(
 B, L, P = 4, 16, 5
 
 
-def batch_of(seed: int = 0) -> dict[str, np.ndarray]:
+def batch_of(seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     return {
         "input_ids": rng.integers(0, CONFIG.vocab_size, (B, L)),
@@ -52,7 +53,8 @@ def value_and_gradient(config: BertConfig, params: dict, **apply) -> tuple:
     """Some scalar of all outputs, and its gradient."""
 
     def scalar(params):
-        outputs = BertForPreTraining(config).apply({"params": params}, **batch_of(), **apply)
+        model = BertForPreTraining(config)
+        outputs: Any = model.apply({"params": params}, **batch_of(), **apply)
         mlm = jax.nn.log_softmax(outputs["mlm_logits"])[..., 7].mean()
         nsp = jax.nn.log_softmax(outputs["nsp_logits"])[..., 1].mean()
         return mlm + nsp
@@ -191,7 +193,8 @@ def test_rematerialisation_keeps_less():
         model = BertForPreTraining(dataclasses.replace(CONFIG, remat=remat))
 
         def total(params):
-            return model.apply({"params": params}, **batch_of())["sequence_output"].sum()
+            outputs: Any = model.apply({"params": params}, **batch_of())
+            return outputs["sequence_output"].sum()
 
         backward = jax.eval_shape(lambda params: jax.vjp(total, params)[1], params)
         return sum(leaf.size for leaf in jax.tree.leaves(backward))

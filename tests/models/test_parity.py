@@ -1,6 +1,7 @@
 """The model computes what transformers' BertForPreTraining computes in PyTorch, in float32."""
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -61,9 +62,9 @@ def torch_model(config: BertConfig, seed: int) -> transformers.BertForPreTrainin
             max_position_embeddings=config.max_position_embeddings,
             type_vocab_size=config.type_vocab_size,
             layer_norm_eps=config.layer_norm_eps,
-            attn_implementation="eager",
         )
     )
+    theirs.set_attn_implementation("eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
@@ -176,9 +177,10 @@ def test_outputs_loss_and_gradients_equal_pytorch(shape, positions):
         del batch["position_ids"]
     arrays = {name: tensor.detach().numpy() for name, tensor in theirs.named_parameters()}
     model = BertForPreTraining(config)
+    inputs: dict[str, Any] = {name: batch[name] for name in INPUTS if name in batch}
 
     def loss(params):
-        outputs = model.apply({"params": params}, **{k: batch[k] for k in INPUTS if k in batch})
+        outputs: Any = model.apply({"params": params}, **inputs)
         metrics = pretraining_metrics(outputs, batch)
         return pretraining_loss(metrics, loss_weights(batch)), outputs
 
@@ -193,9 +195,10 @@ def test_outputs_loss_and_gradients_equal_pytorch(shape, positions):
     for name, tensor in expected.items():
         assert deviation(ours[name], tensor.detach().numpy()) < 1e-5, name
 
-    expected_gradients = converted(
-        config, {name: p.grad.numpy() for name, p in theirs.named_parameters()}
-    )
+    torch_gradients = {
+        name: np.asarray(parameter.grad) for name, parameter in theirs.named_parameters()
+    }
+    expected_gradients = converted(config, torch_gradients)
     # A key's bias shifts all scores of a query alike, which softmax doesn't see: its gradient is
     # rounding alone, and is held to the scale of the largest.
     largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected_gradients))
