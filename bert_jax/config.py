@@ -6,8 +6,8 @@ changes a field of it. Overrides mutate the dataclasses; `Config.validate` then 
 fields, and nothing changes after that.
 
 Defaults are those of the paper (Devlin et al., 2019, "BERT: Pre-training of Deep Bidirectional
-Transformers for Language Understanding") and of its original code (github.com/google-research/bert);
-docs/fidelity.md gives the source of each.
+Transformers for Language Understanding") and of its original code
+(github.com/google-research/bert); docs/fidelity.md gives the source of each.
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ from bert_jax.data.shards import Shard
 from bert_jax.data.tokenization import Tokenizer
 
 # Sentences of a length that a reader takes in at a glance, in pieces.
-_SHORTEST, _LONGEST = 12, 40
+_SHORTEST, _LONGEST = 6, 40
 _MASKS = 2
 _TOP = 5
 
@@ -47,7 +47,7 @@ def mask_sentences(sentences: list[np.ndarray], tokenizer: Tokenizer) -> dict[st
         batch[row, : len(ids) + 2] = [tokenizer.cls_id, *ids, tokenizer.sep_id]
         starts = tokenizer.starts_word[ids]
         alone = np.flatnonzero(starts & np.append(starts[1:], True) & _is_word(ids, tokenizer))
-        order = np.argsort(words(key(np.uint64(row)), max(len(alone), 1)).ravel()[: len(alone)])
+        order = np.argsort(words(key(row), max(len(alone), 1)).ravel()[: len(alone)])
         chosen = alone[order][:_MASKS] if len(alone) else np.array([0])
         positions[row] = np.sort(np.resize(chosen, _MASKS)) + 1
     answers = np.take_along_axis(batch, positions, axis=1)

@@ -54,6 +54,7 @@ def prepare(
     *,
     workers: int | None = None,
     progress: bool = True,
+    seconds: dict[str, float] | None = None,
 ) -> Manifest:
     """Make token shards of a corpus in the directory `output`, or go on making them.
 
@@ -63,6 +64,7 @@ def prepare(
       output: a directory that does not exist yet, or that these settings made: then it is kept.
       workers: processes; None is one a core.
       progress: show progress bars and a summary.
+      seconds: takes the wall time of each stage.
 
     Raises:
       UserError: a bad setting, source or vocabulary, too few documents, a full disk, an `output`
@@ -78,7 +80,8 @@ def prepare(
         shutil.rmtree(root, ignore_errors=True)  # a run may have ended just before it did this
         return manifest
     source = open_source(corpus)
-    space = Workspace(root, workers or len(os.sched_getaffinity(0)), progress)
+    seconds = {} if seconds is None else seconds
+    space = Workspace(root, workers or len(os.sched_getaffinity(0)), progress, seconds)
     with _explained(root), _locked(root), worker_pool(space.workers) as pool:
         _keep_if_same_settings(space, settings)
         with space.timed("reading"):
@@ -104,7 +107,7 @@ def prepare(
         os.replace(space.done, output)
         shutil.rmtree(root)
     if progress:
-        print(_summary(manifest, sum(inventory.text_bytes), space.seconds, output))
+        print(_summary(manifest, sum(inventory.text_bytes), seconds, output))
     return manifest
 
 

@@ -16,6 +16,7 @@ from bert_jax.config import BertConfig, Config, Phase
 from bert_jax.errors import UserError, run_main
 from bert_jax.training.charts import Curve, line_chart
 from bert_jax.training.console import duration, figure
+from bert_jax.training.fill_mask_section import are_examples, fill_mask_section
 from bert_jax.training.flops import run_flops
 from bert_jax.training.metrics import ENVIRONMENT_FILE, read_metrics
 from bert_jax.training.page import details, page, section, table
@@ -127,7 +128,7 @@ def read_run(directory: Path) -> Run:
     except (KeyError, TypeError, UserError) as error:
         raise UserError(f"{directory / 'config.json'}: not a run's config ({error})") from error
     examples = _read_json(directory / PREDICTIONS_FILE).get("examples", [])
-    if not _are_examples(examples):
+    if not are_examples(examples):
         raise UserError(f"{directory / PREDICTIONS_FILE}: not a run's predictions; remove it")
     return Run(
         name=directory.resolve().name,
@@ -149,7 +150,7 @@ def render(run: Run) -> str:
             _phase_table(run),
             _time_table(run),
             _curves(run),
-            _predictions(run.examples),
+            fill_mask_section(run.examples),
             details("Settings", run.settings),
             details("Environment", run.environment),
         ]
@@ -290,56 +291,6 @@ def _curve(
     return [Curve(label, [record["step"] for record in records], gaps, heldout)]
 
 
-def _predictions(examples: list[dict[str, Any]]) -> str:
-    targets = [target for example in examples for target in example["targets"]]
-    if not targets:
-        return ""
-    first = sum(_is_right(target) for target in targets)
-    among = sum(any(p == t["truth"] for p, _ in t["predictions"]) for t in targets)
-    note = (
-        f"Of {len(targets)} masked words the model's first guess is right for {first} "
-        f"(&#10003;), and one of its first {max(len(t['predictions']) for t in targets)} for "
-        f"{among}."
-    )
-    rows = "".join(_example_rows(example) for example in examples if example["targets"])
-    header = "<tr><th>held-out sentence</th><th>masked word</th><th>guesses</th></tr>"
-    table = f'<div class="scroll"><table class="guesses">{header}{rows}</table></div>'
-    return section("Fill-mask predictions", f"<p>{note}</p>{table}")
-
-
-def _example_rows(example: dict[str, Any]) -> str:
-    """A row a masked word; the sentence stands in the first and spans them."""
-    targets = example["targets"]
-    texts = [html.escape(text) for text in example["text_with_mask"].split("[MASK]")]
-    marks = [_mark(target) for target in targets] + ["[MASK]"] * len(texts)
-    sentence = texts[0] + "".join(mark + text for mark, text in zip(marks, texts[1:], strict=False))
-    rows = []
-    for target in targets:
-        guesses = " ".join(
-            f'<span class="{"hit" if piece == target["truth"] else "guess"}">'
-            f"{_word(piece)}&nbsp;<small>{share:.0%}</small></span>"
-            for piece, share in target["predictions"]
-        )
-        span = f'<td rowspan="{len(targets)}">{sentence}</td>' if not rows else ""
-        rows.append(f"<tr>{span}<td>{_mark(target)}</td><td>{guesses}</td></tr>")
-    return "".join(rows)
-
-
-def _mark(target: dict[str, Any]) -> str:
-    """The masked word, with a sign beside its colour for those who do not see the colour."""
-    name, sign = ("right", "&#10003;") if _is_right(target) else ("wrong", "&#10007;")
-    return f'<mark class="{name}">{_word(target["truth"])}&nbsp;{sign}</mark>'
-
-
-def _word(piece: str) -> str:
-    """A piece as HTML, without SentencePiece's mark of a word's start."""
-    return html.escape(piece.removeprefix("\u2581"))
-
-
-def _is_right(target: dict[str, Any]) -> bool:
-    return bool(target["predictions"]) and target["predictions"][0][0] == target["truth"]
-
-
 def _typed(schema: type[T], values: dict[str, Any]) -> T:
     """`schema(**values)`; a TypeError for an unknown field, or another type than the default's."""
     made = schema(**values)
@@ -350,26 +301,6 @@ def _typed(schema: type[T], values: dict[str, Any]) -> T:
         ):
             raise TypeError(f"{spec.name} is {value!r}")
     return made
-
-
-def _are_examples(examples: Any) -> bool:
-    """Whether `examples` has the shape that a run writes to predictions.json."""
-    try:
-        return isinstance(examples, list) and all(
-            isinstance(example["text_with_mask"], str)
-            and isinstance(example["targets"], list)
-            and all(
-                isinstance(target["truth"], str)
-                and all(
-                    isinstance(piece, str) and _number(share) is not None
-                    for piece, share in target["predictions"]
-                )
-                for target in example["targets"]
-            )
-            for example in examples
-        )
-    except (KeyError, TypeError, ValueError):
-        return False
 
 
 def _seconds(run: Run) -> dict[str, float]:

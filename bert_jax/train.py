@@ -37,7 +37,7 @@ from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.run_directory import open_run_directory
 from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, shard_batch
 from bert_jax.training.state import TrainState, create_state, parameter_count
-from bert_jax.training.steps import compile_eval_step, compile_train_step
+from bert_jax.training.steps import compile_eval_step, compile_train_step, forward
 from bert_jax.training.stopping import RESUME_EXIT_CODE, StopRequest
 
 # Batches on their way to the devices while a step runs.
@@ -80,7 +80,12 @@ def main() -> None:
     )
     arguments, config = parse(parser)
     recipe = Path(arguments.config.partition(":")[0]).stem
-    if not train(config, Path(arguments.workdir or f"runs/{recipe}")):
+    try:
+        finished = train(config, Path(arguments.workdir or f"runs/{recipe}"))
+    except KeyboardInterrupt:  # before the first step, where there is no state to save
+        print("\nstopped; the same command goes on from here", file=sys.stderr)
+        finished = False
+    if not finished:
         sys.exit(RESUME_EXIT_CODE)
 
 
@@ -96,8 +101,7 @@ def train(config: Config, directory: Path) -> bool:
     clock = Clock()
 
     # 1. Text to token shards, on first use.
-    with clock("corpus"):
-        config, manifest = _token_shards(config)
+    config, manifest = _token_shards(config, clock.seconds)
     tokenizer = load_tokenizer(Path(config.data.dir) / "tokenizer")
 
     # 2. The run directory: this run's, or one that matches.
@@ -163,7 +167,7 @@ def train(config: Config, directory: Path) -> bool:
     return finished
 
 
-def _token_shards(config: Config) -> tuple[Config, Manifest]:
+def _token_shards(config: Config, seconds: dict[str, float]) -> tuple[Config, Manifest]:
     """Token shards for `config`, made where there are none, and the config that fits them."""
     model, given = config.model, config.data.dir
     directory = Path(given or default_directory(config.corpus, model.vocab_size))
@@ -171,7 +175,7 @@ def _token_shards(config: Config) -> tuple[Config, Manifest]:
         manifest = read_manifest(directory)
     else:
         print(f"token shards of {config.corpus.source} in {directory}")
-        manifest = prepare(config.corpus, model.vocab_size, directory)
+        manifest = prepare(config.corpus, model.vocab_size, directory, seconds=seconds)
     if manifest.vocab_size > model.vocab_size:
         raise UserError(
             f"{directory}: its vocabulary has {manifest.vocab_size} pieces, more than "
@@ -194,7 +198,7 @@ def _train_phase(run: Run, index: int, state: TrainState) -> TrainState:
     end, step = start + phase.steps, int(state.step)
     if step >= end or run.stop.pending:
         return state
-    with clock("corpus"):
+    with clock("pipeline"):
         training, heldout = (_examples(run, phase, split) for split in ("train", "heldout"))
         baseline = majority_baseline(_evaluation_batches(heldout, config, phase))
         batches = _on_devices(
@@ -223,7 +227,7 @@ def _train_phase(run: Run, index: int, state: TrainState) -> TrainState:
             with clock("input"):
                 batch = next(batches)
         if step % config.log_every == 0 or step == end:
-            record = window.record(step) | {"learning_rate": float(schedule(step - 1))}
+            record = window.record(step) | {"learning_rate": np.asarray(schedule(step - 1)).item()}
             run.writer.write(record)
             run.progress.update(step, record)
         if step % config.eval_every == 0 or step == end:
@@ -336,8 +340,8 @@ def _write_predictions(
 ) -> None:
     """Write predictions.json: what the model puts in the place of words in held-out sentences."""
 
-    def logits(inputs: dict[str, np.ndarray]) -> jax.Array:
-        return model.apply({"params": state.params}, **inputs)["mlm_logits"]
+    def logits(inputs: Mapping[str, jax.Array]) -> jax.Array:
+        return forward(model, state.params, inputs)["mlm_logits"]
 
     sentences = choose_sentences(open_shards(run.config.data.dir, "heldout"), _SENTENCES)
     if sentences:

@@ -9,6 +9,7 @@ Dimensions: B rows, L pieces a sequence, P predictions a sequence.
 
 import atexit
 import dataclasses
+import os
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -318,6 +319,7 @@ def _close(batches: weakref.ref[Generator[Batch]]) -> None:
 def _build_ahead(
     examples: PairExamples, steps: range, batch_size: int, rows: slice, workers: int
 ) -> Generator[Batch]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # or it tells of its own build
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # or TensorFlow takes the memory of all of them

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Workspace:
     root: Path
     workers: int
     progress: bool
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float]  # wall time by stage
 
     @property
     def done(self) -> Path:

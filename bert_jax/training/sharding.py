@@ -6,6 +6,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from flax.linen.spmd import logical_to_mesh_sharding
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import Config, MeshConfig
@@ -78,7 +79,7 @@ def check_mesh(config: Config, mesh: Mesh) -> None:
 
 def tree_shardings(mesh: Mesh, boxed: Any) -> Any:
     """The shardings of a tree whose leaves carry logical axis names (`nn.LogicallyPartitioned`)."""
-    return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_RULES)
+    return logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_RULES)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

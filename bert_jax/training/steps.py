@@ -21,10 +21,20 @@ Metrics = dict[str, tuple[jax.Array, jax.Array]]
 _DROPOUT = 1
 
 
-def model_inputs(batch: Batch) -> dict[str, jax.Array]:
-    """The arrays of a batch that the model takes; the others are labels and weights."""
-    names = ("input_ids", "token_type_ids", "attention_mask", "masked_lm_positions")
-    return {name: batch[name] for name in names}
+def forward(
+    model: BertForPreTraining, params: Any, batch: Batch, dropout_key: jax.Array | None = None
+) -> dict[str, jax.Array]:
+    """The model's outputs for a batch; without a key there is no dropout."""
+    outputs: Any = model.apply(
+        {"params": params},
+        batch["input_ids"],
+        batch["token_type_ids"],
+        batch["attention_mask"],
+        batch["masked_lm_positions"],
+        deterministic=dropout_key is None,
+        rngs=None if dropout_key is None else {"dropout": dropout_key},
+    )
+    return outputs
 
 
 def train_step(
@@ -56,12 +66,7 @@ def train_step(
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), state.step), _DROPOUT)
 
     def loss_fn(params: Any, micro_batch: Batch, index: Any) -> tuple[jax.Array, Metrics]:
-        outputs = model.apply(
-            {"params": params},
-            **model_inputs(micro_batch),
-            deterministic=False,
-            rngs={"dropout": jax.random.fold_in(key, index)},
-        )
+        outputs = forward(model, params, micro_batch, jax.random.fold_in(key, index))
         metrics = pretraining_metrics(outputs, micro_batch)
         return pretraining_loss(metrics, weights), metrics
 
@@ -97,8 +102,7 @@ def _accumulated(
 
 def eval_step(params: Any, batch: Batch, *, model: BertForPreTraining) -> Metrics:
     """The sums and weights of a batch's metrics, without dropout."""
-    outputs = model.apply({"params": params}, **model_inputs(batch), deterministic=True)
-    return pretraining_metrics(outputs, batch)
+    return pretraining_metrics(forward(model, params, batch), batch)
 
 
 def compile_train_step(

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -13,7 +14,7 @@ from bert_jax.training.evaluation import evaluate, mean_metrics
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import TrainState, create_state
-from bert_jax.training.steps import compile_eval_step, compile_train_step
+from bert_jax.training.steps import compile_eval_step, compile_train_step, forward
 
 STEPS = 4
 BATCH, LENGTH, PREDICTIONS = 16, 24, 4
@@ -129,11 +130,7 @@ def test_a_ragged_last_batch_is_scored_exactly():
     with jax.set_mesh(mesh):
         state, _ = create_state(model, optax.sgd(1.0), mesh, seed=0)
         scored = evaluate(compile_eval_step(model), state.params, batches, mesh)
-        outputs = model.apply(
-            {"params": state.params},
-            *(rows[n] for n in ("input_ids", "token_type_ids", "attention_mask")),
-            rows["masked_lm_positions"],
-        )
+        outputs = forward(model, state.params, {name: jnp.asarray(v) for name, v in rows.items()})
     log_probs = jax.nn.log_softmax(outputs["mlm_logits"])
     losses = -np.take_along_axis(np.asarray(log_probs), rows["masked_lm_ids"][..., None], -1)[
         ..., 0

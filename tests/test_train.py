@@ -1,0 +1,255 @@
+"""Pretraining from end to end: text in, a resumable run and its report out."""
+
+import contextlib
+import dataclasses
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from bert_jax.config import BertConfig, Config, OptimizerConfig, Phase
+from bert_jax.errors import UserError
+from bert_jax.prepare import prepare
+from bert_jax.train import train
+from bert_jax.training.console import Progress
+from bert_jax.training.metrics import read_metrics
+
+WORDS = ("river", "stone", "light", "walks", "under", "small", "green", "bird", "house", "sees")
+STEPS = (8, 4)
+
+
+def write_books(folder: Path, count: int = 40) -> None:
+    """Documents that keep to a few words each, so that there is something to learn."""
+    folder.mkdir()
+    for index in range(count):
+        draw = random.Random(index)
+        words = draw.sample(WORDS, 5)
+        sentences = [" ".join(draw.choices(words, k=draw.randint(4, 9))) for _ in range(30)]
+        (folder / f"{index}.txt").write_text("\n".join(sentences) + "\n")
+
+
+def small_config(shards: Path) -> Config:
+    config = Config(
+        model=BertConfig(
+            vocab_size=120,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            vocab_multiple=8,
+        ),
+        phases=(
+            Phase(seq_len=32, steps=STEPS[0], batch_size=16, max_predictions=5),
+            Phase(seq_len=64, steps=STEPS[1], batch_size=8, max_predictions=10),
+        ),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=5e-3, warmup_steps=2),
+        log_every=1,
+        eval_every=4,
+        eval_examples=50,
+        checkpoint_every=3,
+    )
+    config.data.dir = str(shards)
+    return config
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_books(folder / "books")
+    corpus = Config().corpus
+    corpus.source, corpus.sentences = f"text:{folder}/books/*.txt", "lines"
+    corpus.heldout_fraction = 0.15
+    prepare(corpus, 120, folder / "shards", workers=1, progress=False)
+    return folder / "shards"
+
+
+@pytest.fixture(scope="module")
+def finished_run(shards, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "whole"
+    with signals_kept():
+        assert train(small_config(shards), directory)
+    return directory
+
+
+@contextlib.contextmanager
+def signals_kept():
+    """`train` takes over SIGINT and SIGTERM; give them back."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def history(directory: Path) -> list[dict]:
+    """Train and eval records without what differs from run to run: time and speed."""
+    noise = {"time", "tokens_per_second", "mfu", "input_wait"}
+    records = [r for r in read_metrics(directory) if r["kind"] in ("train", "eval")]
+    return [{name: r[name] for name in r.keys() - noise} for r in records]
+
+
+def parameters(directory: Path, step: int) -> dict:
+    manager = ocp.CheckpointManager(directory / "checkpoints")
+    return manager.restore(step, args=ocp.args.StandardRestore())["params"]
+
+
+def test_a_run_leaves_all_that_it_promises(finished_run):
+    records = read_metrics(finished_run)
+    evaluations = [r for r in records if r["kind"] == "eval"]
+    assert [r["step"] for r in records if r["kind"] == "train"] == list(range(1, 13))
+    assert [(r["step"], r["phase"]) for r in evaluations] == [(4, 0), (8, 0), (12, 1)]
+    assert evaluations[-1]["mlm_perplexity"] == pytest.approx(np.exp(evaluations[-1]["mlm_loss"]))
+    assert {r["kind"] for r in records} == {"train", "eval", "baseline", "time"}
+    for name in ("environment.json", "tokenizer/tokenizer.json", "tokenizer/vocab.txt"):
+        assert (finished_run / name).is_file()
+    assert list((finished_run / "tensorboard").iterdir())
+    config = json.loads((finished_run / "config.json").read_text())
+    assert config["phases"][1]["seq_len"] == 64
+    examples = json.loads((finished_run / "predictions.json").read_text())["examples"]
+    assert all("[MASK]" in example["text_with_mask"] for example in examples)
+    page = (finished_run / "report.html").read_text()
+    assert f"{evaluations[-1]['mlm_accuracy']:.1%}" in page
+
+
+def test_a_run_learns(finished_run):
+    losses = [r["mlm_loss"] for r in history(finished_run) if "grad_norm" in r]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_the_learning_rate_runs_over_both_phases(finished_run):
+    rates = [r["learning_rate"] for r in history(finished_run) if "learning_rate" in r]
+    expected = [0.0, 0.5] + [1 - step / 12 for step in range(2, 12)]
+    np.testing.assert_allclose(rates, 5e-3 * np.array(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("stop_at", [5, 8, 10])
+def test_a_stopped_run_goes_on_bit_for_bit(shards, finished_run, tmp_path, monkeypatch, stop_at):
+    """SIGTERM in the first phase, at its end and in the second: the history is the same."""
+    update = Progress.update
+
+    def stop(self, step, record=None):
+        update(self, step, record)
+        if step == stop_at:
+            signal.raise_signal(signal.SIGTERM)
+
+    with signals_kept():
+        with monkeypatch.context() as patch:
+            patch.setattr(Progress, "update", stop)
+            assert not train(small_config(shards), tmp_path / "run")
+        stopped = history(tmp_path / "run")
+        assert max(r["step"] for r in stopped) == stop_at
+        assert train(small_config(shards), tmp_path / "run")
+    assert history(tmp_path / "run") == history(finished_run)
+    whole, resumed = parameters(finished_run, 12), parameters(tmp_path / "run", 12)
+    assert_equal_trees(whole, resumed)
+
+
+def assert_equal_trees(left, right) -> None:
+    import jax
+
+    jax.tree.map(np.testing.assert_array_equal, left, right)
+
+
+def test_a_finished_run_is_left_as_it_is(shards, finished_run):
+    before = history(finished_run)
+    with signals_kept():
+        assert train(small_config(shards), finished_run)
+    assert history(finished_run) == before
+
+
+def test_without_next_sentence_prediction(shards, tmp_path):
+    config = small_config(shards)
+    config.data.next_sentence = False
+    with signals_kept():
+        assert train(config, tmp_path / "run")
+    assert not any("nsp_loss" in record for record in read_metrics(tmp_path / "run"))
+    assert "NSP loss" not in (tmp_path / "run/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: setattr(c.model, "hidden_size", 16), r"config\.model\.hidden_size=32"),
+        (lambda c: setattr(c, "seed", 1), r"config\.seed=0"),
+        (lambda c: setattr(c, "phases", c.phases[:1]), "other phases"),
+    ],
+)
+def test_a_workdir_of_another_config_is_refused(shards, finished_run, change, told):
+    config = small_config(shards)
+    change(config)
+    with pytest.raises(UserError, match=told):
+        train(config, finished_run)
+
+
+def test_a_workdir_of_another_corpus_is_refused(finished_run, tmp_path):
+    write_books(tmp_path / "books", count=20)
+    corpus = Config().corpus
+    corpus.source, corpus.heldout_fraction = f"text:{tmp_path}/books/*.txt", 0.2
+    prepare(corpus, 120, tmp_path / "shards", workers=1, progress=False)
+    config = small_config(tmp_path / "shards")
+    stored = json.loads((finished_run / "config.json").read_text())
+    config.model.vocab_size = stored["model"]["vocab_size"]
+    with pytest.raises(UserError, match=r"vocabulary|vocab_size|token shards"):
+        train(config, finished_run)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: setattr(c.phases[0], "batch_size", 12), "multiple of 8"),
+        (lambda c: setattr(c.mesh, "fsdp", 3), "does not make 8 devices"),
+        (lambda c: setattr(c.mesh, "tensor", 4), "num_attention_heads"),
+        (lambda c: setattr(c.model, "vocab_size", 9), "config.model.vocab_size=9"),
+        (lambda c: setattr(c.data, "dir", "/nowhere/at/all"), "no token shards"),
+    ],
+)
+def test_what_cannot_run_is_told_before_it_starts(shards, tmp_path, change, told):
+    config = small_config(shards)
+    change(config)
+    with pytest.raises(UserError, match=told):
+        train(config, tmp_path / "run")
+
+
+def test_an_edited_shard_stops_the_run(shards, tmp_path):
+    config = small_config(shards)
+    copy = tmp_path / "shards"
+    subprocess.run(["cp", "-r", shards, copy], check=True)
+    path = copy / "train-00000.tokens.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    config.data.dir = str(copy)
+    with signals_kept(), pytest.raises(UserError, match=r"train-00000\.tokens\.npy"):
+        train(config, tmp_path / "run")
+
+
+def test_a_full_disk_is_told_and_keeps_what_was_saved(shards, tmp_path):
+    """A real one: a tmpfs that has room for one checkpoint and not for the next."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        config = dataclasses.replace(small_config(shards), checkpoint_every=1)
+        with signals_kept(), pytest.raises(UserError, match=r"could not be written|No space"):
+            train(config, disk / "run")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_the_command_tells_a_mistake_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "bert_jax.train", "--config=tiny", "--config.modle.dtype=x"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --config.modle.dtype: no such field")
+    assert done.stderr.count("\n") == 1
