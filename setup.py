@@ -30,6 +30,7 @@ REQUIRES = [
     "importlib_resources>=7.1",  # tensorflow-datasets imports it without declaring it
     "tokenizers>=0.23.3",  # WordPiece
     "sentencepiece>=0.2.3",  # unigram and BPE vocabularies
+    "protobuf>=7.36",  # reads SentencePiece's .model files
     "sentencex>=1.0.32",  # prose into sentences
     "tqdm>=4.70",  # progress bars
     "matplotlib>=3.11",  # curves in report.html

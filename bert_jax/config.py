@@ -64,7 +64,7 @@ class BertConfig:
     scan_layers: bool = setting(True, "compile one layer and scan it over the depth")
     remat: str = setting(
         "none",
-        "what the backward pass computes again: none, dots (all but matrix products), full",
+        "what the backward pass computes again: none, dots (all but products with weights), full",
         ("none", "dots", "full"),
     )
 

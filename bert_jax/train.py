@@ -34,6 +34,7 @@ from bert_jax.training.evaluation import evaluate, mean_metrics
 from bert_jax.training.flops import peak_flops, step_flops
 from bert_jax.training.metrics import MetricsWriter, read_metrics, write_environment
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.probe import expected_speed
 from bert_jax.training.run_directory import open_run_directory
 from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, shard_batch
 from bert_jax.training.state import TrainState, create_state, parameter_count
@@ -129,6 +130,7 @@ def train(config: Config, directory: Path) -> bool:
             mesh.shape,
             jax.devices()[0].device_kind,
             start_step,
+            expected_speed(config.model.dtype),
         )
     )
     with (

@@ -45,6 +45,7 @@ REQUIREMENTS = (
     "importlib_resources",
     "tokenizers",
     "sentencepiece",
+    "protobuf",
     "sentencex",
     "tqdm",
     "matplotlib",
