@@ -5,6 +5,7 @@ command on the same directory goes on from its newest checkpoint.
 """
 
 import dataclasses
+import errno
 import json
 import shlex
 import sys
@@ -46,6 +47,8 @@ _BATCHES_AHEAD = 2
 # Steps that the host may have started and not seen the end of.
 _STEPS_AHEAD = 2
 _SENTENCES = 12
+# A disk that is full, or that may not be written: the user's to mend.
+_NO_ROOM_OR_RIGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 
 _EXAMPLES = """examples:
   python -m bert_jax.train --config=tiny
@@ -81,11 +84,17 @@ def main() -> None:
     )
     arguments, config = parse(parser)
     recipe = Path(arguments.config.partition(":")[0]).stem
+    directory = Path(arguments.workdir or f"runs/{recipe}")
     try:
-        finished = train(config, Path(arguments.workdir or f"runs/{recipe}"))
+        finished = train(config, directory)
     except KeyboardInterrupt:  # before the first step, where there is no state to save
         print("\nstopped; the same command goes on from here", file=sys.stderr)
         finished = False
+    except OSError as error:
+        if error.errno not in _NO_ROOM_OR_RIGHT:
+            raise
+        where = error.filename or directory
+        raise UserError(f"{where}: {error.strerror}; then start the same command again") from error
     if not finished:
         sys.exit(RESUME_EXIT_CODE)
 
@@ -101,18 +110,20 @@ def train(config: Config, directory: Path) -> bool:
     """
     clock = Clock()
 
-    # 1. Text to token shards, on first use.
-    config, manifest = _token_shards(config, clock.seconds)
-    tokenizer = load_tokenizer(Path(config.data.dir) / "tokenizer")
-
-    # 2. The run directory: this run's, or one that matches.
+    # 1. The devices. What the mesh cannot divide is told before hours of other work.
     mesh = make_mesh(config.mesh)
     check_mesh(config, mesh)
+
+    # 2. Text to token shards, on first use.
+    config, manifest = _token_shards(config, clock.seconds)
+    tokenizer = _tokenizer(Path(config.data.dir), manifest)
+
+    # 3. The run directory: this run's, or one that matches.
     open_run_directory(directory, config, as_dict(config), manifest.fingerprint)
     tokenizer.save(directory / "tokenizer")
     write_environment(directory)
 
-    # 3. The state: of the newest checkpoint, else from scratch.
+    # 4. The state: of the newest checkpoint, else from scratch.
     with jax.set_mesh(mesh), clock("start"):
         model = BertForPreTraining(config.model, next_sentence=config.data.next_sentence)
         optimizer = make_optimizer(config.optimizer, config.total_steps)
@@ -120,31 +131,23 @@ def train(config: Config, directory: Path) -> bool:
         checkpoints = Checkpoints(directory, config.keep_checkpoints)
         if checkpoints.latest_step is not None:
             state = checkpoints.restore(abstract)
-    start_step = int(state.step)
-
-    # 4. Train through the phases.
-    print(
-        header(
-            config,
-            parameter_count(state.params),
-            mesh.shape,
-            jax.devices()[0].device_kind,
-            start_step,
-            expected_speed(config.model.dtype),
+        train_step = compile_train_step(
+            abstract, model, optimizer, seed=config.seed, accumulate=config.optimizer.accumulate
         )
-    )
+        step = int(state.step)
+    print(_header(config, mesh, state, step))
+
+    # 5. Train through the phases.
     with (
         jax.set_mesh(mesh),
-        MetricsWriter(directory, start_step) as writer,
-        Progress(config, start_step) as progress,
+        MetricsWriter(directory, step) as writer,
+        Progress(config, step) as progress,
     ):
         run = Run(
             config=config,
             mesh=mesh,
             tokenizer=tokenizer,
-            train_step=compile_train_step(
-                abstract, model, optimizer, seed=config.seed, accumulate=config.optimizer.accumulate
-            ),
+            train_step=train_step,
             eval_step=compile_eval_step(model),
             clock=clock,
             writer=writer,
@@ -163,10 +166,21 @@ def train(config: Config, directory: Path) -> bool:
             _write_predictions(run, model, state, directory)
         writer.write({"kind": "time", "step": step, "seconds": dict(clock.seconds)})
 
-    # 5. What a person wants to see.
+    # 6. What a person wants to see.
     write_report(directory)
     print(_closing_summary(directory, clock.seconds, finished))
     return finished
+
+
+def _header(config: Config, mesh: Mesh, state: TrainState, step: int) -> str:
+    return header(
+        config,
+        parameter_count(state.params),
+        mesh.shape,
+        jax.devices()[0].device_kind,
+        step,
+        expected_speed(config.model.dtype),
+    )
 
 
 def _token_shards(config: Config, seconds: dict[str, float]) -> tuple[Config, Manifest]:
@@ -191,6 +205,17 @@ def _token_shards(config: Config, seconds: dict[str, float]) -> tuple[Config, Ma
         data=dataclasses.replace(config.data, dir=str(directory.absolute())),
     )
     return config, manifest
+
+
+def _tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer that the token shards in `directory` were made with."""
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    if tokenizer.digest != manifest.tokenizer_digest:
+        raise UserError(
+            f"{directory / 'tokenizer'}: not the tokenizer that its token shards were made with; "
+            "put that one back, or prepare the shards again"
+        )
+    return tokenizer
 
 
 def _train_phase(run: Run, index: int, state: TrainState) -> TrainState:

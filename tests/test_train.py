@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from bert_jax.config import BertConfig, Config, OptimizerConfig, Phase
+from bert_jax.data.tokenization import train_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.prepare import prepare
 from bert_jax.train import train
@@ -222,13 +224,23 @@ def test_what_cannot_run_is_told_before_it_starts(shards, tmp_path, change, told
 def test_an_edited_shard_stops_the_run(shards, tmp_path):
     config = small_config(shards)
     copy = tmp_path / "shards"
-    subprocess.run(["cp", "-r", shards, copy], check=True)
+    shutil.copytree(shards, copy)
     path = copy / "train-00000.tokens.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     config.data.dir = str(copy)
     with signals_kept(), pytest.raises(UserError, match=r"train-00000\.tokens\.npy"):
+        train(config, tmp_path / "run")
+
+
+def test_shards_of_another_tokenizer_stop_the_run(shards, tmp_path):
+    config = small_config(shards)
+    copy = tmp_path / "shards"
+    shutil.copytree(shards, copy)
+    train_tokenizer("wordpiece", iter(WORDS * 20), 60, lowercase=True).save(copy / "tokenizer")
+    config.data.dir = str(copy)
+    with pytest.raises(UserError, match="not the tokenizer"):
         train(config, tmp_path / "run")
 
 

@@ -66,7 +66,7 @@ def check_mesh(config: Config, mesh: Mesh) -> None:
     divided = {
         "num_attention_heads": ("tensor", config.model.num_attention_heads),
         "intermediate_size": ("tensor", config.model.intermediate_size),
-        "vocab_size (padded to vocab_multiple)": ("tensor", config.model.padded_vocab_size),
+        "vocab_multiple": ("tensor", config.model.vocab_multiple),
         "hidden_size": ("fsdp", config.model.hidden_size),
     }
     for name, (axis, size) in divided.items():
