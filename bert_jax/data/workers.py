@@ -30,8 +30,9 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     finally:
-        pool.shutdown(cancel_futures=True)
         sys.modules["__main__"] = main
+        with _interrupts_held():
+            pool.shutdown(cancel_futures=True)
 
 
 def ordered(
@@ -40,25 +41,46 @@ def ordered(
     tasks: Iterable[Task],
     window: int,
 ) -> Iterator[Result]:
-    """The results in the order of `tasks`, of which at most `window` are under way."""
+    """The results in the order of `tasks`, of which at most `window` are under way.
+
+    Ctrl-C is raised between two tasks or results, in the main thread as ever.
+    """
     pending: deque[Future[Result]] = deque()
     for task in tasks:
         with _interrupts_held():
             pending.append(pool.submit(function, task))
         if len(pending) >= window:
-            yield pending.popleft().result()
+            yield _result(pending)
     while pending:
-        yield pending.popleft().result()
+        yield _result(pending)
+
+
+def _result(pending: deque[Future[Result]]) -> Result:
+    with _interrupts_held():
+        return pending.popleft().result()
 
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Start workers with Ctrl-C blocked, for good: it reaches all, and the parent stops them."""
-    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Let Ctrl-C wait for the end of the block.
+
+    Raised inside the pool, it could leave one of its locks taken, and the pool would then never
+    shut down. Processes that the block starts have it blocked for good: a terminal sends it to
+    all, and the parent stops them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Ctrl-C is never raised here
+        return
+    held: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _start_worker() -> None:
