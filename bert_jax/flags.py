@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import dataclasses
 import difflib
 import importlib.util
 import re
@@ -18,7 +17,8 @@ from bert_jax.errors import UserError, exit_with
 
 _PACKAGE = Path(__file__).resolve().parent
 # In a wheel the recipes are installed inside the package; in a checkout they stand beside it.
-_RECIPE_FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
+_INSTALLED, _BESIDE = _PACKAGE / "configs", _PACKAGE.parent / "configs"
+_RECIPES = _INSTALLED if _INSTALLED.is_dir() else _BESIDE
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,8 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 def recipe_names() -> list[str]:
     """The names that `--config` takes: the files of the recipe folder."""
-    folder = next((folder for folder in _RECIPE_FOLDERS if folder.is_dir()), None)
-    return sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__") if folder else []
+    return sorted(path.stem for path in _RECIPES.glob("*.py") if path.stem != "__init__")
 
 
 def load_config(recipe: str) -> Config:
@@ -138,13 +137,12 @@ def _recipe_path(name: str) -> Path:
         if not path.is_file():
             raise UserError(f"--config={name}: no such file")
         return path
-    for folder in _RECIPE_FOLDERS:
-        if name in recipe_names() and (folder / f"{name}.py").is_file():
-            return folder / f"{name}.py"
-    raise UserError(
-        f"--config={name}: no such recipe{_nearest(name, recipe_names())}; "
-        f"there are {', '.join(recipe_names())}"
-    )
+    names = recipe_names()
+    if name not in names:
+        raise UserError(
+            f"--config={name}: no such recipe{_nearest(name, names)}; there are {', '.join(names)}"
+        )
+    return _RECIPES / f"{name}.py"
 
 
 def _check_override(config: Config, argument: str) -> None:
@@ -164,8 +162,3 @@ def _nearest(name: str, known: list[str]) -> str:
         leaf = difflib.get_close_matches(name.rpartition(".")[2], list(last), n=1)
         near = [last[match] for match in leaf]
     return f", did you mean {near[0]}?" if near else ""
-
-
-def as_dict(config: Config) -> dict[str, Any]:
-    """The config as JSON values, as the run directory's config.json holds it."""
-    return dataclasses.asdict(config)

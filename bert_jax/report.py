@@ -6,7 +6,6 @@ It stands alone (no scripts, nothing loaded from elsewhere) and can be made whil
 import argparse
 import dataclasses
 import html
-import json
 import statistics
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +19,7 @@ from bert_jax.training.fill_mask_section import are_examples, fill_mask_section
 from bert_jax.training.flops import run_flops
 from bert_jax.training.metrics import ENVIRONMENT_FILE, read_metrics
 from bert_jax.training.page import details, page, section, table
+from bert_jax.training.run_files import read_json
 
 T = TypeVar("T", BertConfig, Phase)
 
@@ -118,7 +118,7 @@ def read_run(directory: Path) -> Run:
     """
     if not (directory / "config.json").is_file():
         raise UserError(f"{directory}: no run directory, for it has no config.json")
-    settings = _read_json(directory / "config.json")
+    settings = read_json(directory / "config.json", _MAX_JSON_BYTES) or {}
     try:
         config = Config(
             model=_typed(BertConfig, settings["model"]),
@@ -127,7 +127,7 @@ def read_run(directory: Path) -> Run:
         config.validate()
     except (KeyError, TypeError, UserError) as error:
         raise UserError(f"{directory / 'config.json'}: not a run's config ({error})") from error
-    examples = _read_json(directory / PREDICTIONS_FILE).get("examples", [])
+    examples = (read_json(directory / PREDICTIONS_FILE, _MAX_JSON_BYTES) or {}).get("examples", [])
     if not are_examples(examples):
         raise UserError(f"{directory / PREDICTIONS_FILE}: not a run's predictions; remove it")
     return Run(
@@ -135,7 +135,7 @@ def read_run(directory: Path) -> Run:
         settings=settings,
         model=config.model,
         phases=config.phases,
-        environment=_read_json(directory / ENVIRONMENT_FILE),
+        environment=read_json(directory / ENVIRONMENT_FILE, _MAX_JSON_BYTES) or {},
         records=read_metrics(directory),
         examples=examples[:_MOST_EXAMPLES],
     )
@@ -326,21 +326,6 @@ def _cell(value: Any, spec: str) -> str:
 def _median(records: list[dict[str, Any]], name: str, spec: str) -> str:
     values = [value for record in records if (value := _number(record.get(name))) is not None]
     return figure(statistics.median(values) if values else None, spec)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a run directory; {} where the run has not come to write it."""
-    if not path.exists():
-        return {}
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ValueError(f"over {_MAX_JSON_BYTES >> 20} MiB")
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object")
-    return content
 
 
 if __name__ == "__main__":

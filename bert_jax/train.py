@@ -6,7 +6,6 @@ command on the same directory goes on from its newest checkpoint.
 
 import dataclasses
 import errno
-import json
 import shlex
 import sys
 from collections import deque
@@ -24,7 +23,7 @@ from bert_jax.data.shards import Manifest, open_shards, read_manifest
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError, run_main
 from bert_jax.fill_mask import choose_sentences, predict_masks
-from bert_jax.flags import Parser, as_dict, parse
+from bert_jax.flags import Parser, parse
 from bert_jax.models import BertForPreTraining
 from bert_jax.prepare import default_directory, prepare
 from bert_jax.report import write_report
@@ -37,6 +36,7 @@ from bert_jax.training.metrics import MetricsWriter, read_metrics, write_environ
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.probe import expected_speed
 from bert_jax.training.run_directory import open_run_directory
+from bert_jax.training.run_files import write_json
 from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, shard_batch
 from bert_jax.training.state import TrainState, create_state, parameter_count
 from bert_jax.training.steps import compile_eval_step, compile_train_step, forward
@@ -119,7 +119,7 @@ def train(config: Config, directory: Path) -> bool:
     tokenizer = _tokenizer(Path(config.data.dir), manifest)
 
     # 3. The run directory: this run's, or one that matches.
-    open_run_directory(directory, config, as_dict(config), manifest.fingerprint)
+    open_run_directory(directory, config, manifest.fingerprint)
     tokenizer.save(directory / "tokenizer")
     write_environment(directory)
 
@@ -373,7 +373,7 @@ def _write_predictions(
     sentences = choose_sentences(open_shards(run.config.data.dir, "heldout"), _SENTENCES)
     if sentences:
         predictions = predict_masks(jax.jit(logits), sentences, run.tokenizer)
-        (directory / "predictions.json").write_text(json.dumps(predictions, indent=1))
+        write_json(directory / "predictions.json", predictions)
 
 
 def _closing_summary(directory: Path, seconds: Mapping[str, float], finished: bool) -> str:

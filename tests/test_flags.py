@@ -1,10 +1,12 @@
 """The command line: recipes found by name, fields changed, mistakes told in one line."""
 
+import dataclasses
+
 import pytest
 
 from bert_jax.config import BertConfig, Config, Phase, model_size, walk
 from bert_jax.errors import UserError
-from bert_jax.flags import Parser, as_dict, describe, load_config, override, parse, recipe_names
+from bert_jax.flags import Parser, describe, load_config, override, parse, recipe_names
 
 
 def changed(*arguments: str) -> Config:
@@ -145,7 +147,7 @@ def test_help_tells_every_field(capsys):
     assert describe(load_config("base")) in told
 
 
-def test_as_dict_is_plain_json():
-    stored = as_dict(load_config("base"))
+def test_a_config_is_plain_json():
+    stored = dataclasses.asdict(load_config("base"))
     assert BertConfig(**stored["model"]) == load_config("base").model
     assert stored["phases"][1]["seq_len"] == 512

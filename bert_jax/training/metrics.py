@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bert_jax.errors import UserError
+from bert_jax.training.run_files import replace_text, write_json
 
 METRICS_FILE = "metrics.jsonl"
 ENVIRONMENT_FILE = "environment.json"
@@ -125,7 +126,7 @@ def truncate_after(run_directory: Path, step: int) -> None:
         for record in read_metrics(run_directory)
         if record["kind"] not in ("train", "eval") or record["step"] <= step
     ]
-    _write_atomically(
+    replace_text(
         run_directory / METRICS_FILE, "".join(json.dumps(record) + "\n" for record in kept)
     )
 
@@ -145,7 +146,7 @@ def write_environment(run_directory: Path) -> None:
         "git": _git_state(Path(__file__).parent),
         "command": sys.argv,
     }
-    _write_atomically(run_directory / ENVIRONMENT_FILE, json.dumps(environment, indent=2) + "\n")
+    write_json(run_directory / ENVIRONMENT_FILE, environment)
 
 
 def _plain(value: Any) -> Any:
@@ -178,12 +179,6 @@ def _is_record(record: Any) -> bool:
             return isinstance(record.get("seconds"), dict)
         case kind:
             return isinstance(kind, str)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def _versions() -> dict[str, str]:

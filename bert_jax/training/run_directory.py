@@ -1,11 +1,12 @@
 """What a run directory is sure to hold: one config, one corpus, one history."""
 
-import json
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import Config, walk
 from bert_jax.errors import UserError
+from bert_jax.training.run_files import read_json, write_json
 
 CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"
@@ -17,15 +18,12 @@ _FREE_GROUPS = ("mesh.", "corpus.")
 _FREE_FIELDS = ("data.dir", "data.workers", "model.remat", "optimizer.accumulate")
 
 
-def open_run_directory(
-    directory: Path, config: Config, settings: dict[str, Any], fingerprint: str
-) -> None:
+def open_run_directory(directory: Path, config: Config, fingerprint: str) -> None:
     """Make the directory of a run, or check that it is this run's, before anything is computed.
 
     Args:
       directory: made where it is missing.
-      config: the resolved config.
-      settings: `config` as JSON values, written to config.json.
+      config: the resolved config, written to config.json.
       fingerprint: of the token shards; equal ones give the same examples.
 
     Raises:
@@ -34,10 +32,10 @@ def open_run_directory(
     """
     if directory.exists() and not directory.is_dir():
         raise UserError(f"--workdir={directory}: a file, not a directory")
-    stored = _read(directory / CONFIG_FILE)
+    stored = read_json(directory / CONFIG_FILE, _MAX_BYTES)
     if stored is not None:
         _check_same(directory, stored, config)
-    data = _read(directory / DATA_FILE)
+    data = read_json(directory / DATA_FILE, _MAX_BYTES)
     if data is not None and data.get("fingerprint") != fingerprint:
         raise UserError(
             f"--workdir={directory}: its run was trained on the token shards "
@@ -46,8 +44,10 @@ def open_run_directory(
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _write(directory / CONFIG_FILE, settings)
-        _write(directory / DATA_FILE, {"directory": config.data.dir, "fingerprint": fingerprint})
+        write_json(directory / CONFIG_FILE, dataclasses.asdict(config))
+        write_json(
+            directory / DATA_FILE, {"directory": config.data.dir, "fingerprint": fingerprint}
+        )
     except OSError as error:
         raise UserError(f"--workdir={directory}: {error.strerror}") from error
 
@@ -75,23 +75,3 @@ def _lookup(stored: Any, path: str) -> Any:
         except (KeyError, IndexError, TypeError):
             return None
     return stored
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ValueError(f"over {_MAX_BYTES} bytes")
-        content = json.loads(path.read_bytes())
-        if not isinstance(content, dict):
-            raise ValueError("not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); choose another --workdir") from error
-    return content
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)

@@ -1,0 +1,38 @@
+"""The small JSON files of a run directory: written whole or not at all, read within bounds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bert_jax.errors import UserError
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file under a temporary name, then rename it."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON object, whole or not at all."""
+    replace_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path, max_bytes: int) -> dict[str, Any] | None:
+    """A JSON object; None where there is no such file.
+
+    Raises:
+      UserError: the file is larger than `max_bytes`, cannot be read, or holds something else.
+    """
+    if not path.exists():
+        return None
+    try:
+        if path.stat().st_size > max_bytes:
+            raise ValueError(f"over {max_bytes >> 20} MiB")
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); restore it or move it away") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object; restore it or move it away")
+    return content
