@@ -8,7 +8,6 @@ import dataclasses
 import errno
 import shlex
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,23 +28,20 @@ from bert_jax.prepare import default_directory, prepare
 from bert_jax.report import write_report
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock
-from bert_jax.training.console import Progress, evaluation_line, header, summary
-from bert_jax.training.evaluation import evaluate, mean_metrics
-from bert_jax.training.flops import peak_flops, step_flops
+from bert_jax.training.console import Progress, header, summary
+from bert_jax.training.evaluation import evaluate
+from bert_jax.training.flops import step_flops
+from bert_jax.training.loop import Run, Stretch, train_steps
 from bert_jax.training.metrics import MetricsWriter, read_metrics, write_environment
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.probe import expected_speed
 from bert_jax.training.run_directory import open_run_directory
 from bert_jax.training.run_files import write_json
-from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, shard_batch
+from bert_jax.training.sharding import check_mesh, make_mesh, process_rows
 from bert_jax.training.state import TrainState, create_state, parameter_count
 from bert_jax.training.steps import compile_eval_step, compile_train_step, forward
 from bert_jax.training.stopping import RESUME_EXIT_CODE, StopRequest
 
-# Batches on their way to the devices while a step runs.
-_BATCHES_AHEAD = 2
-# Steps that the host may have started and not seen the end of.
-_STEPS_AHEAD = 2
 _SENTENCES = 12
 # A disk that is full, or that may not be written: the user's to mend.
 _NO_ROOM_OR_RIGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
@@ -58,22 +54,6 @@ _EXAMPLES = """examples:
   python -m bert_jax.train --config=tiny --config.phases[0].steps=500 --config.mesh.fsdp=2
       a recipe with fields changed
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """What the phases of a run share."""
-
-    config: Config
-    mesh: Mesh
-    tokenizer: Tokenizer
-    train_step: Any  # jitted
-    eval_step: Callable[..., Any]
-    clock: Clock
-    writer: MetricsWriter
-    progress: Progress
-    checkpoints: Checkpoints
-    stop: StopRequest
 
 
 def main() -> None:
@@ -146,24 +126,23 @@ def train(config: Config, directory: Path) -> bool:
         run = Run(
             config=config,
             mesh=mesh,
-            tokenizer=tokenizer,
             train_step=train_step,
-            eval_step=compile_eval_step(model),
             clock=clock,
             writer=writer,
             progress=progress,
             checkpoints=checkpoints,
             stop=StopRequest(),
         )
+        eval_step = compile_eval_step(model)
         for index in range(len(config.phases)):
-            state = _train_phase(run, index, state)
+            state = _train_phase(run, index, state, eval_step, tokenizer)
         step = int(state.step)
         with clock("checkpoint"):
             checkpoints.save(state, step)
             checkpoints.close()
         finished = step == config.total_steps
         if finished:
-            _write_predictions(run, model, state, directory)
+            _write_predictions(config, tokenizer, model, state, directory)
         writer.write({"kind": "time", "step": step, "seconds": dict(clock.seconds)})
 
     # 6. What a person wants to see.
@@ -218,127 +197,47 @@ def _tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
     return tokenizer
 
 
-def _train_phase(run: Run, index: int, state: TrainState) -> TrainState:
+def _train_phase(
+    run: Run, index: int, state: TrainState, eval_step: Callable[..., Any], tokenizer: Tokenizer
+) -> TrainState:
     """Train from the state's step to the end of phase `index`, or until the run is to stop."""
-    config, phase, clock = run.config, run.config.phases[index], run.clock
+    config, phase = run.config, run.config.phases[index]
     start = sum(earlier.steps for earlier in config.phases[:index])
-    end, step = start + phase.steps, int(state.step)
-    if step >= end or run.stop.pending:
+    done = int(state.step) - start
+    if done >= phase.steps or run.stop.pending:
         return state
-    with clock("pipeline"):
-        training, heldout = (_examples(run, phase, split) for split in ("train", "heldout"))
-        baseline = majority_baseline(_evaluation_batches(heldout, config, phase))
-        batches = _on_devices(
-            train_dataset(
-                training,
-                step - start,
-                phase.steps,
-                phase.batch_size,
-                process_rows(phase.batch_size),
-                config.data.workers,
-            ),
-            run.mesh,
+    with run.clock("pipeline"):
+        training, heldout = (
+            _examples(config, phase, split, tokenizer) for split in ("train", "heldout")
         )
-        batch = next(batches)
+        baseline = majority_baseline(_evaluation_batches(heldout, config, phase))
+        rows = process_rows(phase.batch_size)
+        batches = train_dataset(
+            training, done, phase.steps, phase.batch_size, rows, config.data.workers
+        )
     run.writer.write({"kind": "baseline", "phase": index} | baseline)
-    with clock("compile"):
-        train_step = run.train_step.lower(state, batch).compile()
-    schedule = learning_rate_schedule(config.optimizer, config.total_steps)
-    window = Window(run, index)
-    while step < end and not run.stop.pending:
-        with clock("train"):
-            state, metrics, grad_norm = train_step(state, batch)
-            window.add(metrics, grad_norm)
-        step += 1
-        if step < end:
-            with clock("input"):
-                batch = next(batches)
-        if step % config.log_every == 0 or step == end:
-            record = window.record(step) | {"learning_rate": np.asarray(schedule(step - 1)).item()}
-            run.writer.write(record)
-            run.progress.update(step, record)
-        if step % config.eval_every == 0 or step == end:
-            _evaluate(run, index, step, state, heldout, baseline)
-        if step % config.checkpoint_every == 0 or step == end:
-            with clock("checkpoint"):
-                run.checkpoints.save(state, step)
-    return state
+
+    def evaluation(params: Any) -> dict[str, float]:
+        return evaluate(eval_step, params, _evaluation_batches(heldout, config, phase), run.mesh)
+
+    stretch = Stretch(
+        phase=index,
+        end=start + phase.steps,
+        tokens=phase.batch_size * phase.seq_len,
+        flops=step_flops(config.model, phase),
+    )
+    return train_steps(run, stretch, state, batches, evaluation, baseline)
 
 
-class Window:
-    """The steps since the last "train" record: their metrics, still on the devices, and time."""
-
-    def __init__(self, run: Run, index: int) -> None:
-        self._clock, self._index = run.clock, index
-        self._phase, self._model = run.config.phases[index], run.config.model
-        peak = peak_flops(jax.devices()[0].device_kind)
-        self._peak = peak and peak * jax.device_count()
-        self._restart()
-
-    def _restart(self) -> None:
-        self._metrics: list[Any] = []
-        self._norms: list[jax.Array] = []
-        self._began = {cause: self._clock.seconds[cause] for cause in ("train", "input")}
-
-    def add(self, metrics: Any, grad_norm: jax.Array) -> None:
-        """Add a step, and wait for the one two before it, so that the host does not run ahead."""
-        self._metrics.append(metrics)
-        self._norms.append(grad_norm)
-        if len(self._norms) > _STEPS_AHEAD:
-            self._norms[-1 - _STEPS_AHEAD].block_until_ready()
-
-    def record(self, step: int) -> dict[str, Any]:
-        """The "train" record of the window, which then starts anew."""
-        with self._clock("train"):
-            norms = np.array(jax.device_get(self._norms), np.float64)
-        means = mean_metrics(self._metrics)
-        spent = {cause: self._clock.seconds[cause] - began for cause, began in self._began.items()}
-        seconds, steps = sum(spent.values()), len(norms)
-        flops = step_flops(self._model, self._phase) * steps / seconds
-        record = {
-            "kind": "train",
-            "step": step,
-            "phase": self._index,
-            "loss": means["mlm_loss"] + means.get("nsp_loss", 0.0),
-            **means,
-            "grad_norm": float(norms.mean()),
-            "tokens_per_second": steps * self._phase.batch_size * self._phase.seq_len / seconds,
-            "mfu": flops / self._peak if self._peak else None,
-            "input_wait": spent["input"] / seconds,
-        }
-        self._restart()
-        return record
-
-
-def _evaluate(
-    run: Run,
-    index: int,
-    step: int,
-    state: TrainState,
-    heldout: PairExamples,
-    baseline: Mapping[str, float],
-) -> None:
-    """Score the held-out documents, write the record and show it."""
-    phase = run.config.phases[index]
-    with run.clock("train"):
-        jax.block_until_ready(state)
-    with run.clock("eval"):
-        batches = list(_evaluation_batches(heldout, run.config, phase))
-        means = evaluate(run.eval_step, state.params, batches, run.mesh)
-    record = {"kind": "eval", "step": step, "phase": index} | means
-    run.writer.write(record)
-    run.progress.print(evaluation_line(record, baseline))
-
-
-def _examples(run: Run, phase: Phase, split: str) -> PairExamples:
+def _examples(config: Config, phase: Phase, split: str, tokenizer: Tokenizer) -> PairExamples:
     return open_examples(
-        run.config.data.dir,
+        config.data.dir,
         split,
-        run.tokenizer,
-        run.config.data,
+        tokenizer,
+        config.data,
         seq_len=phase.seq_len,
         max_predictions=phase.max_predictions,
-        seed=run.config.seed,
+        seed=config.seed,
     )
 
 
@@ -350,29 +249,21 @@ def _evaluation_batches(
     return heldout.evaluation_batches(batch_size, config.eval_examples, process_rows(batch_size))
 
 
-def _on_devices(
-    batches: Iterator[dict[str, np.ndarray]], mesh: Mesh
-) -> Iterator[dict[str, jax.Array]]:
-    """The batches as sharded arrays, copied ahead of their use."""
-    ahead: deque[dict[str, jax.Array]] = deque()
-    for batch in batches:
-        ahead.append(shard_batch(mesh, batch))
-        if len(ahead) > _BATCHES_AHEAD:
-            yield ahead.popleft()
-    yield from ahead
-
-
 def _write_predictions(
-    run: Run, model: BertForPreTraining, state: TrainState, directory: Path
+    config: Config,
+    tokenizer: Tokenizer,
+    model: BertForPreTraining,
+    state: TrainState,
+    directory: Path,
 ) -> None:
     """Write predictions.json: what the model puts in the place of words in held-out sentences."""
 
     def logits(inputs: Mapping[str, jax.Array]) -> jax.Array:
         return forward(model, state.params, inputs)["mlm_logits"]
 
-    sentences = choose_sentences(open_shards(run.config.data.dir, "heldout"), _SENTENCES)
+    sentences = choose_sentences(open_shards(config.data.dir, "heldout"), _SENTENCES)
     if sentences:
-        predictions = predict_masks(jax.jit(logits), sentences, run.tokenizer)
+        predictions = predict_masks(jax.jit(logits), sentences, tokenizer)
         write_json(directory / "predictions.json", predictions)
 
 
