@@ -29,3 +29,11 @@ def test_data() -> Path:
     if not folder:
         pytest.skip("BERT_JAX_TEST_DATA is not set: it names a folder of real text")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token shards of a corpus of minutes' reading, as `small_run` trains on; not to be changed."""
+    from small_run import write_shards
+
+    return write_shards(tmp_path_factory.mktemp("corpus"))

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import random
 import shutil
 import signal
 import subprocess
@@ -11,65 +10,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+from small_run import WORDS, history, parameters, small_config, write_books
 
-from bert_jax.config import BertConfig, Config, OptimizerConfig, Phase
 from bert_jax.data.tokenization import train_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.prepare import prepare
 from bert_jax.train import train
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
-
-WORDS = ("river", "stone", "light", "walks", "under", "small", "green", "bird", "house", "sees")
-STEPS = (8, 4)
-
-
-def write_books(folder: Path, count: int = 40) -> None:
-    """Documents that keep to a few words each, so that there is something to learn."""
-    folder.mkdir()
-    for index in range(count):
-        draw = random.Random(index)
-        words = draw.sample(WORDS, 5)
-        sentences = [" ".join(draw.choices(words, k=draw.randint(4, 9))) for _ in range(30)]
-        (folder / f"{index}.txt").write_text("\n".join(sentences) + "\n")
-
-
-def small_config(shards: Path) -> Config:
-    config = Config(
-        model=BertConfig(
-            vocab_size=120,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=64,
-            vocab_multiple=8,
-        ),
-        phases=(
-            Phase(seq_len=32, steps=STEPS[0], batch_size=16, max_predictions=5),
-            Phase(seq_len=64, steps=STEPS[1], batch_size=8, max_predictions=10),
-        ),
-        optimizer=OptimizerConfig(name="adamw", learning_rate=5e-3, warmup_steps=2),
-        log_every=1,
-        eval_every=4,
-        eval_examples=50,
-        checkpoint_every=3,
-    )
-    config.data.dir = str(shards)
-    return config
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    write_books(folder / "books")
-    corpus = Config().corpus
-    corpus.source, corpus.sentences = f"text:{folder}/books/*.txt", "lines"
-    corpus.heldout_fraction = 0.15
-    prepare(corpus, 120, folder / "shards", workers=1, progress=False)
-    return folder / "shards"
 
 
 @pytest.fixture(scope="module")
@@ -90,18 +39,6 @@ def signals_kept():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def history(directory: Path) -> list[dict]:
-    """Train and eval records without what differs from run to run: time and speed."""
-    noise = {"time", "tokens_per_second", "mfu", "input_wait"}
-    records = [r for r in read_metrics(directory) if r["kind"] in ("train", "eval")]
-    return [{name: r[name] for name in r.keys() - noise} for r in records]
-
-
-def parameters(directory: Path, step: int) -> dict:
-    manager = ocp.CheckpointManager(directory / "checkpoints")
-    return manager.restore(step, args=ocp.args.StandardRestore())["params"]
 
 
 def test_a_run_leaves_all_that_it_promises(finished_run):

@@ -1,0 +1,108 @@
+"""A pretraining run of seconds, for tests: text, recipe, command and what it leaves.
+
+As a recipe: `--config=tests/small_run.py --config.data.dir=SHARDS`.
+"""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from bert_jax.config import BertConfig, Config, OptimizerConfig, Phase
+from bert_jax.prepare import prepare
+from bert_jax.training.metrics import read_metrics
+
+ROOT = Path(__file__).parent.parent
+WORDS = ("river", "stone", "light", "walks", "under", "small", "green", "bird", "house", "sees")
+STEPS = (8, 4)
+
+
+def get_config(arg: str | None = None) -> Config:
+    """Two layers of width 32, both phases: 12 steps."""
+    return Config(
+        model=BertConfig(
+            vocab_size=120,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            vocab_multiple=8,
+        ),
+        phases=(
+            Phase(seq_len=32, steps=STEPS[0], batch_size=16, max_predictions=5),
+            Phase(seq_len=64, steps=STEPS[1], batch_size=8, max_predictions=10),
+        ),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=5e-3, warmup_steps=2),
+        log_every=1,
+        eval_every=4,
+        eval_examples=50,
+        checkpoint_every=3,
+    )
+
+
+def small_config(shards: Path) -> Config:
+    config = get_config()
+    config.data.dir = str(shards)
+    return config
+
+
+def write_books(folder: Path, count: int = 40) -> None:
+    """Documents that keep to a few words each, so that there is something to learn."""
+    folder.mkdir()
+    for index in range(count):
+        draw = random.Random(index)
+        words = draw.sample(WORDS, 5)
+        sentences = [" ".join(draw.choices(words, k=draw.randint(4, 9))) for _ in range(30)]
+        (folder / f"{index}.txt").write_text("\n".join(sentences) + "\n")
+
+
+def write_shards(folder: Path) -> Path:
+    """Token shards of such documents, in a folder of `folder`."""
+    write_books(folder / "books")
+    corpus = Config().corpus
+    corpus.source, corpus.sentences = f"text:{folder}/books/*.txt", "lines"
+    corpus.heldout_fraction = 0.15
+    prepare(corpus, 120, folder / "shards", workers=1, progress=False)
+    return folder / "shards"
+
+
+def command(shards: Path, directory: Path, *flags: str) -> list[str]:
+    """The command line of such a run."""
+    return [
+        *(sys.executable, "-m", "bert_jax.train", f"--config={__file__}"),
+        *(f"--config.data.dir={shards}", f"--workdir={directory}", *flags),
+    ]
+
+
+def start(shards: Path, directory: Path, *flags: str, devices: int = 1) -> subprocess.Popen[str]:
+    """Start it on so many virtual CPU devices; its output, both streams, is in `stdout`."""
+    environment = os.environ | {
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return subprocess.Popen(
+        command(shards, directory, *flags),
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def history(directory: Path) -> list[dict[str, Any]]:
+    """Train and eval records without what differs from run to run: time and speed."""
+    noise = {"time", "tokens_per_second", "mfu", "input_wait"}
+    records = [r for r in read_metrics(directory) if r["kind"] in ("train", "eval")]
+    return [{name: r[name] for name in r.keys() - noise} for r in records]
+
+
+def parameters(directory: Path, step: int) -> dict[str, Any]:
+    manager = ocp.CheckpointManager(directory / "checkpoints")
+    restored: Any = manager.restore(step, args=ocp.args.StandardRestore())
+    return restored["params"]
