@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from small_run import WORDS, history, parameters, small_config, write_books
 
+from bert_jax.config import Config
 from bert_jax.data.tokenization import train_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.prepare import prepare
