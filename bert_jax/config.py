@@ -142,8 +142,8 @@ class OptimizerConfig:
     name: str = setting(
         "adam_original",
         "adam_original: no bias correction, decoupled decay; adamw: with bias correction; "
-        "lamb: for large batches",
-        ("adam_original", "adamw", "lamb"),
+        "lamb: for large batches; muon: orthogonalised momentum for matrices, adamw for the rest",
+        ("adam_original", "adamw", "lamb", "muon"),
     )
     learning_rate: float = setting(1e-4, "peak learning rate")
     warmup_steps: int = setting(10_000, "steps of linear warm-up from 0")

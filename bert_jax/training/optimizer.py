@@ -41,6 +41,8 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     """
     if config.name == "adam_original":
         rule = scale_by_original_adam(config.b1, config.b2, config.eps)
+    elif config.name == "muon":
+        rule = scale_by_muon(config.b1, config.b2, config.eps)
     else:
         rule = optax.scale_by_adam(config.b1, config.b2, config.eps)
     return optax.chain(
@@ -93,6 +95,42 @@ def scale_by_original_adam(b1: float, b2: float, eps: float) -> optax.GradientTr
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu), AdamMoments(mu, nu)
 
     return optax.GradientTransformation(init, update)
+
+
+def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
+    """Muon for the matrices between hidden layers; Adam for embeddings, vectors and classifier.
+
+    Momentum of 0.95, orthogonalised by five Newton-Schulz iterations (Jordan et al., 2024), times
+    0.2 sqrt(the larger side), so that an update is as large as Adam's and one learning rate
+    serves both (Liu et al., 2025, "Muon is Scalable for LLM Training", section 2.2).
+
+    Args:
+      b1, b2, eps: of Adam, which has a bias correction and Nesterov momentum here.
+    """
+    return optax.contrib.muon(
+        learning_rate=-1.0,  # optax descends; the rate and its sign come after the decay here
+        beta=0.95,
+        eps=eps,
+        adam_b1=b1,
+        adam_b2=b2,
+        muon_weight_dimension_numbers=_hidden_matrices,
+        consistent_rms=0.2,
+    )
+
+
+def _hidden_matrices(params: Any) -> Any:
+    """Which axes of a kernel are the input and the output of its matrix; None is no such kernel."""
+
+    def one(path: tuple[Any, ...], param: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+        names = _names(path)
+        if names[-1] != "kernel" or "seq_relationship" in names:
+            return None
+        # Scanned layers are one array, with the depth as first axis.
+        axes = tuple(range("layer" in names, param.ndim))
+        inputs = 1 if names[-2] in ("query", "key", "value") else len(axes) - 1
+        return optax.contrib.MuonDimensionNumbers(axes[:inputs], axes[inputs:])
+
+    return jax.tree_util.tree_map_with_path(one, params)
 
 
 def scale_by_layer_trust_ratio() -> optax.GradientTransformation:

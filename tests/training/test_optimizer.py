@@ -143,6 +143,61 @@ def test_ten_steps_of_lamb_with_a_ratio_for_each_layer():
     assert_equal(ours, params, rtol=1e-4)
 
 
+def orthogonalised(matrix: np.ndarray) -> np.ndarray:
+    """Five Newton-Schulz iterations of Jordan et al., 2024, by their coefficients."""
+    matrix = matrix / np.linalg.norm(matrix)
+    for _ in range(5):
+        square = matrix @ matrix.T
+        matrix = 3.4445 * matrix + (-4.775 * square + 2.0315 * square @ square) @ matrix
+    return matrix
+
+
+def test_ten_steps_of_muon_for_matrices_and_adam_for_the_rest():
+    """With Nesterov momentum in both, corrected for the steps that it looks ahead."""
+    params = random_flat(4)
+    m = {path: np.zeros(shape) for path, shape in SHAPES.items()}
+    v = {path: np.zeros(shape) for path, shape in SHAPES.items()}
+    ours = run(dataclasses.replace(CONFIG, name="muon"), params)
+    for step in range(10):
+        for path, gradient in clipped(gradients(step)).items():
+            decay = 0.95 if "kernel" in path else 0.9
+            m[path] = decay * m[path] + (1 - decay) * gradient
+            v[path] = 0.999 * v[path] + 0.001 * gradient**2
+            ahead = decay * m[path] / (1 - decay ** (step + 2))
+            ahead = ahead + (1 - decay) * gradient / (1 - decay ** (step + 1))
+            if "kernel" in path:
+                layers = ahead if "layer" in path else ahead[None]
+                update = 0.2 * math.sqrt(4) * np.stack([orthogonalised(one) for one in layers])
+                update = update.reshape(params[path].shape)
+            else:
+                update = ahead / (np.sqrt(v[path] / (1 - 0.999 ** (step + 1))) + 1e-6)
+            update = update + (0.1 * params[path] if path in DECAYED else 0)
+            params[path] = params[path] - rate(step) * update
+    assert_equal(ours, params, rtol=1e-4)
+
+
+def test_muon_takes_a_projection_to_or_from_heads_as_one_matrix():
+    """Kernels of [D, H, K] and [H, K, D], scanned and not, move as their matrices would."""
+    rng = np.random.default_rng(0)
+    kernels = {"query": (8, 2, 4), "dense": (2, 4, 8)}
+    optimizer = make_optimizer(
+        OptimizerConfig(name="muon", warmup_steps=0, weight_decay=0.0, clip_norm=0.0), TOTAL
+    )
+    for name, shape in kernels.items():
+        gradient = rng.normal(size=(3, *shape))
+        trees = [
+            {"layer": {name: {"kernel": jnp.asarray(gradient)}}},
+            {"layer_0": {name: {"kernel": jnp.asarray(gradient[0])}}},
+        ]
+        scanned, unrolled = (
+            jax.tree.leaves(optimizer.update(tree, optimizer.init(tree), tree)[0])[0]
+            for tree in trees
+        )
+        expected = -1e-4 * 0.2 * math.sqrt(8) * orthogonalised(gradient[0].reshape(8, 8))
+        np.testing.assert_allclose(unrolled.reshape(8, 8), expected, rtol=1e-3, atol=1e-8)
+        np.testing.assert_allclose(scanned[0], unrolled, rtol=1e-3, atol=1e-8)
+
+
 def test_decay_skips_layer_norm_and_biases_boxed_or_not():
     tree = nested(random_flat(3))
     boxed = jax.tree.map(lambda leaf: nn.Partitioned(leaf, ("embed",) * leaf.ndim), tree)
@@ -194,8 +249,10 @@ def test_without_warm_up_the_first_rate_is_the_peak(schedule):
     np.testing.assert_allclose(learning_rate_schedule(config, 100)(0), 0.3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["adam_original", "adamw", "lamb"])
-def test_moments_are_sharded_as_the_parameters(name):
+@pytest.mark.parametrize(
+    ("name", "moments"), [("adam_original", 2), ("adamw", 2), ("lamb", 2), ("muon", 1)]
+)
+def test_moments_are_sharded_as_the_parameters(name, moments):
     mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
     params = {"dense": {"kernel": jax.device_put(jnp.ones((8, 3)), sharding)}}
@@ -203,7 +260,7 @@ def test_moments_are_sharded_as_the_parameters(name):
     state = jax.jit(optimizer.init)(params)
     updates, state = jax.jit(optimizer.update)(params, state, params)
     arrays = [leaf for leaf in jax.tree.leaves((updates, state)) if leaf.ndim == 2]
-    assert len(arrays) == 3
+    assert len(arrays) == moments + 1
     for leaf in arrays:
         assert leaf.shape == (8, 3)
         assert leaf.sharding.is_equivalent_to(sharding, 2)
