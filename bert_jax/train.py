@@ -110,7 +110,7 @@ def train(config: Config, directory: Path) -> bool:
         state, abstract = create_state(model, optimizer, mesh, config.seed)
         checkpoints = Checkpoints(directory, config.keep_checkpoints)
         if checkpoints.latest_step is not None:
-            state = checkpoints.restore(abstract)
+            state, _ = checkpoints.restore(abstract)
         train_step = compile_train_step(
             abstract, model, optimizer, seed=config.seed, accumulate=config.optimizer.accumulate
         )
@@ -138,7 +138,7 @@ def train(config: Config, directory: Path) -> bool:
             state = _train_phase(run, index, state, eval_step, tokenizer)
         step = int(state.step)
         with clock("checkpoint"):
-            checkpoints.save(state, step)
+            checkpoints.save(state, step, {})
             checkpoints.close()
         finished = step == config.total_steps
         if finished:

@@ -104,5 +104,6 @@ def history(directory: Path) -> list[dict[str, Any]]:
 
 def parameters(directory: Path, step: int) -> dict[str, Any]:
     manager = ocp.CheckpointManager(directory / "checkpoints")
-    restored: Any = manager.restore(step, args=ocp.args.StandardRestore())
-    return restored["params"]
+    items = ocp.args.Composite(state=ocp.args.StandardRestore())
+    restored: Any = manager.restore(step, args=items)
+    return restored["state"]["params"]

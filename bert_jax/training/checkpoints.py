@@ -9,6 +9,8 @@ import orbax.checkpoint as ocp
 from bert_jax.errors import UserError
 from bert_jax.training.state import TrainState
 
+_STATE, _WINDOW = "state", "window"
+
 
 class Checkpoints:
     """The `checkpoints` folder of a run directory, one numbered folder a step."""
@@ -26,8 +28,13 @@ class Checkpoints:
         """The step of the newest checkpoint, or None."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, step: int) -> None:
+    def save(self, state: TrainState, step: int, window: dict[str, Any]) -> None:
         """Begin to save the state of `step`; it is written while training goes on.
+
+        Args:
+          state: all of it is copied to the host before this returns.
+          step: the step that it is the state of.
+          window: JSON values, under 1 KB: what was measured since the last "train" record.
 
         Raises:
           UserError: this save, or the one before it, could not be written.
@@ -35,29 +42,35 @@ class Checkpoints:
         if self._manager.latest_step() == step:
             return
         try:
-            saved = self._manager.save(step, args=ocp.args.StandardSave(state))
+            items = {_STATE: ocp.args.StandardSave(state), _WINDOW: ocp.args.JsonSave(window)}
+            saved = self._manager.save(step, args=ocp.args.Composite(**items))
         except Exception as error:
             raise self._failure(error) from error
         if not saved:
             raise UserError(f"{self._folder}: the checkpoint of step {step} was not saved")
 
-    def restore(self, abstract_state: TrainState) -> TrainState:
+    def restore(self, abstract_state: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """The newest checkpoint, read straight into the shardings of `abstract_state`.
+
+        Returns:
+          The state, and the `window` that was saved with it.
 
         Raises:
           UserError: it cannot be read, or does not fit the model.
         """
         step = self._manager.latest_step()
         try:
-            restored: Any = self._manager.restore(
-                step, args=ocp.args.StandardRestore(abstract_state)
-            )
+            items = {
+                _STATE: ocp.args.StandardRestore(abstract_state),
+                _WINDOW: ocp.args.JsonRestore(),
+            }
+            restored: Any = self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
             raise UserError(
                 f"{self._folder / str(step)}: cannot be restored ({_first_line(error)}); move it "
                 "away to go on from the one before it"
             ) from error
-        return restored
+        return restored[_STATE], restored[_WINDOW]
 
     def close(self) -> None:
         """Wait until all is written.

@@ -110,7 +110,7 @@ def train_steps(
             run.progress.print(evaluation_line(record, baseline))
         if step % config.checkpoint_every == 0 or step == end:
             with clock("checkpoint"):
-                run.checkpoints.save(state, step)
+                run.checkpoints.save(state, step, {})
     return state
 
 
