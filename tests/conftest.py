@@ -1,6 +1,8 @@
 """What every test runs under: eight virtual CPU devices, no network, a fixed order of examples."""
 
 import os
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Set before JAX or TensorFlow is imported: they read the environment once.
@@ -37,3 +39,22 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from small_run import write_shards
 
     return write_shards(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """A function from a size ("2m") to a disk of that size, a real one that can run full."""
+    disks: list[Path] = []
+
+    def mount(size: str) -> Path:
+        disk = tmp_path / f"disk{len(disks)}"
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("mounting a small disk needs root")
+        disks.append(disk)
+        return disk
+
+    yield mount
+    for disk in disks:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

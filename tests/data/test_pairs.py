@@ -215,3 +215,11 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "pairs").write_text("a file where the folder goes")
     with pytest.raises(UserError, match="cannot be written"):
         open_plan(tmp_path, "f", [shard_of([[3], [4]])], DataConfig(), 32, 0)
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_plan(small_disk) -> None:
+    disk = small_disk("64k")
+    shards = [shard_of(random_lengths(300, 6))]
+    with pytest.raises(UserError, match=r"pairs: the plan .* cannot be written there .*No space"):
+        open_plan(disk, "f", shards, DataConfig(), 64, 0)
+    assert list((disk / "pairs").iterdir()) == []
