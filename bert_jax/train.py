@@ -109,8 +109,8 @@ def train(config: Config, directory: Path) -> bool:
         optimizer = make_optimizer(config.optimizer, config.total_steps)
         state, abstract = create_state(model, optimizer, mesh, config.seed)
         checkpoints = Checkpoints(directory, config.keep_checkpoints)
-        if checkpoints.latest_step is not None:
-            state, _ = checkpoints.restore(abstract)
+        if restored := checkpoints.restore(abstract):
+            state, _ = restored
         train_step = compile_train_step(
             abstract, model, optimizer, seed=config.seed, accumulate=config.optimizer.accumulate
         )

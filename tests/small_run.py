@@ -103,7 +103,6 @@ def history(directory: Path) -> list[dict[str, Any]]:
 
 
 def parameters(directory: Path, step: int) -> dict[str, Any]:
-    manager = ocp.CheckpointManager(directory / "checkpoints")
-    items = ocp.args.Composite(state=ocp.args.StandardRestore())
-    restored: Any = manager.restore(step, args=items)
-    return restored["state"]["params"]
+    path = (directory / "checkpoints" / str(step)).absolute()
+    restored: Any = ocp.StandardCheckpointer().restore(path)
+    return restored["params"]

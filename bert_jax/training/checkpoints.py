@@ -1,76 +1,116 @@
-"""A run's checkpoints: written in the background, complete or absent, the newest few kept."""
+"""A run's checkpoints: written in the background, whole or absent, and checked before use.
+
+A checkpoint is a folder, `checkpoints/STEP`, that Orbax writes and `bert_jax.training.seal` seals.
+The seal also holds the dtype, shape and fingerprint of every array. What fails a check is named
+and moved to `checkpoints/damaged`; it is never deleted.
+"""
 
 import logging
+import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 
 from bert_jax.errors import UserError
+from bert_jax.training.fingerprint import fingerprints, leaf_names
+from bert_jax.training.seal import Damage, check_files, read_seal, write_seal
 from bert_jax.training.state import TrainState
 
-_STATE, _WINDOW = "state", "window"
+DAMAGED = "damaged"
+_UNFINISHED = ocp.path.atomicity.TMP_DIR_SUFFIX
+_NEVER_SAVED, _NONE_WHOLE = -1, -2
 
 
 class Checkpoints:
-    """The `checkpoints` folder of a run directory, one numbered folder a step."""
+    """The `checkpoints` folder of a run directory. All processes call its methods alike."""
 
     def __init__(self, run_directory: Path, keep: int) -> None:
         """Open the folder, making it where it is missing; `keep` newest checkpoints stay."""
-        # Orbax tells each of its stages at level INFO and warns of its own defaults.
-        logging.getLogger("absl").setLevel(logging.ERROR)
-        self._folder = run_directory / "checkpoints"
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep)
-        self._manager = ocp.CheckpointManager(self._folder.absolute(), options=options)
-
-    @property
-    def latest_step(self) -> int | None:
-        """The step of the newest checkpoint, or None."""
-        return self._manager.latest_step()
+        # Orbax tells of every stage, and of an error before it raises it.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self._folder = (run_directory / "checkpoints").absolute()
+        self._keep = keep
+        self._newest: int | None = None
+        self._pending: tuple[int, Any, Any, dict[str, Any]] | None = None
+        self._checkpointer = ocp.AsyncCheckpointer(
+            ocp.StandardCheckpointHandler(),
+            # Process 0 calls it when all is written, before the folder gets its name.
+            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal),
+            # Else Orbax changes a file after that.
+            checkpoint_metadata_store=ocp.metadata.metadata_store(enable_write=False),
+        )
+        if jax.process_index() == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for unfinished in self._folder.glob(f"*{_UNFINISHED}"):
+                shutil.rmtree(unfinished)
 
     def save(self, state: TrainState, step: int, window: dict[str, Any]) -> None:
         """Begin to save the state of `step`; it is written while training goes on.
 
         Args:
           state: all of it is copied to the host before this returns.
-          step: the step that it is the state of.
+          step: the step that it is the state of; the newest that is saved is not saved again.
           window: JSON values, under 1 KB: what was measured since the last "train" record.
 
         Raises:
           UserError: this save, or the one before it, could not be written.
         """
-        if self._manager.latest_step() == step:
+        if self._newest == step:
             return
         try:
-            items = {_STATE: ocp.args.StandardSave(state), _WINDOW: ocp.args.JsonSave(window)}
-            saved = self._manager.save(step, args=ocp.args.Composite(**items))
+            self._checkpointer.wait_until_finished()
+            self._delete_old()
+            # Computed while the state is copied, and fetched when that is written.
+            self._pending = step, _described(state), fingerprints(state), window
+            self._checkpointer.save(self._path(step), args=ocp.args.StandardSave(state))
         except Exception as error:
             raise self._failure(error) from error
-        if not saved:
-            raise UserError(f"{self._folder}: the checkpoint of step {step} was not saved")
+        self._newest = step
 
-    def restore(self, abstract_state: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        """The newest checkpoint, read straight into the shardings of `abstract_state`.
+    def restore(self, abstract_state: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+        """The newest checkpoint that is whole, each array read straight into its sharding.
+
+        Those that are damaged are named on standard error and set aside.
+
+        Args:
+          abstract_state: the shapes, dtypes and shardings to restore into.
 
         Returns:
-          The state, and the `window` that was saved with it.
+          The state, and the `window` that was saved with it; None where none was ever saved.
 
         Raises:
-          UserError: it cannot be read, or does not fit the model.
+          UserError: there are checkpoints and none is whole, or the newest whole one has other
+            arrays than `abstract_state`, or cannot be read.
         """
-        step = self._manager.latest_step()
-        try:
-            items = {
-                _STATE: ocp.args.StandardRestore(abstract_state),
-                _WINDOW: ocp.args.JsonRestore(),
-            }
-            restored: Any = self._manager.restore(step, args=ocp.args.Composite(**items))
-        except Exception as error:
-            raise UserError(
-                f"{self._folder / str(step)}: cannot be restored ({_first_line(error)}); move it "
-                "away to go on from the one before it"
-            ) from error
-        return restored[_STATE], restored[_WINDOW]
+        while (step := _of_first_process(self._newest_whole())) >= 0:
+            seal = read_seal(self._path(step))
+            self._check_arrays(step, seal["arrays"], _described(abstract_state))
+            try:
+                arguments = ocp.args.StandardRestore(abstract_state)
+                state: Any = self._checkpointer.restore(self._path(step), args=arguments)
+            except Exception as error:
+                raise UserError(
+                    f"{self._path(step)}: cannot be restored ({_first_line(error)}); move it away "
+                    "to go on from the one before it"
+                ) from error
+            found = _with_fingerprints(_described(state), fingerprints(state))
+            changed = [name for name, facts in found.items() if facts != seal["arrays"][name]]
+            if not changed:
+                self._newest = step
+                return state, seal["window"]
+            self._set_aside(step, f"{changed[0]} is not what was saved")
+        if step == _NEVER_SAVED:
+            return None
+        raise UserError(
+            f"{self._folder}: no checkpoint is whole; put a good copy of one back, or move "
+            f"{self._folder / DAMAGED} away to begin at step 0"
+        )
 
     def close(self) -> None:
         """Wait until all is written.
@@ -79,19 +119,92 @@ class Checkpoints:
           UserError: the last save could not be written.
         """
         try:
-            self._manager.wait_until_finished()
+            self._checkpointer.close()
+            self._delete_old()
         except Exception as error:
             raise self._failure(error) from error
-        finally:
-            self._manager.close()
+
+    def _path(self, step: int) -> Path:
+        return self._folder / str(step)
+
+    def _steps(self) -> list[int]:
+        names = (path.name for path in self._folder.iterdir())
+        return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]{0,8}", name))
+
+    def _seal(self) -> None:
+        assert self._pending
+        step, arrays, prints, window = self._pending
+        content = {"arrays": _with_fingerprints(arrays, prints), "window": window}
+        folder = self._folder / f"{step}{_UNFINISHED}"
+        write_seal(folder, content, later=(ocp.path.atomicity.COMMIT_SUCCESS_FILE,))
+
+    def _delete_old(self) -> None:
+        if jax.process_index() == 0:
+            for step in self._steps()[: -self._keep]:
+                shutil.rmtree(self._path(step))
+
+    def _newest_whole(self) -> int:
+        """The step of the newest checkpoint whose files are all as they were written."""
+        if jax.process_index():
+            return _NEVER_SAVED  # process 0 looks for all
+        for step in reversed(self._steps()):
+            try:
+                check_files(self._path(step), read_seal(self._path(step))["files"])
+                return step
+            except Damage as damage:
+                self._set_aside(step, str(damage))
+        return _NONE_WHOLE if (self._folder / DAMAGED).exists() else _NEVER_SAVED
+
+    def _set_aside(self, step: int, damage: str) -> None:
+        if jax.process_index():
+            return
+        folder = self._folder / DAMAGED
+        folder.mkdir(exist_ok=True)
+        aside = folder / f"{step}-{len(list(folder.iterdir())) + 1}"
+        self._path(step).rename(aside)
+        print(f"{self._path(step)}: damaged: {damage}; set aside as {aside}", file=sys.stderr)
+
+    def _check_arrays(self, step: int, stored: dict[str, Any], expected: dict[str, Any]) -> None:
+        for name in sorted(stored.keys() | expected.keys()):
+            there, here = (
+                f"{facts[name]['dtype']}{facts[name]['shape']}" if name in facts else "missing"
+                for facts in (stored, expected)
+            )
+            if there != here:
+                raise UserError(
+                    f"{self._path(step)}: {name} is {there} there, and {here} in this model; "
+                    "choose another --workdir, or the settings that it was saved with"
+                )
 
     def _failure(self, error: Exception) -> UserError:
-        kept = self._manager.all_steps()
+        kept = self._steps()
         held = f"the newest one that is whole is step {max(kept)}" if kept else "there is none yet"
         return UserError(
             f"{self._folder}: a checkpoint could not be written ({_first_line(error)}); {held}; "
             "free some disk space and start the same command again"
         )
+
+
+def _described(tree: Any) -> dict[str, dict[str, Any]]:
+    """Each array's dtype and shape by its name."""
+    return {
+        name: {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+        for name, leaf in zip(leaf_names(tree), jax.tree.leaves(tree), strict=True)
+    }
+
+
+def _with_fingerprints(described: dict[str, dict[str, Any]], prints: Any) -> dict[str, Any]:
+    """Waits for `prints`, which lie on the devices."""
+    values = (f"{int(value):08x}" for value in jax.device_get(jax.tree.leaves(prints)))
+    return {
+        name: facts | {"fingerprint": value}
+        for (name, facts), value in zip(described.items(), values, strict=True)
+    }
+
+
+def _of_first_process(number: int) -> int:
+    """Process 0's number, in all processes."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
 def _first_line(error: Exception) -> str:
