@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,11 +20,12 @@ from jax.experimental import multihost_utils
 from bert_jax.errors import UserError
 from bert_jax.training.fingerprint import fingerprints, leaf_names
 from bert_jax.training.seal import Damage, check_files, read_seal, write_seal
-from bert_jax.training.state import TrainState
 
 DAMAGED = "damaged"
 _UNFINISHED = ocp.path.atomicity.TMP_DIR_SUFFIX
 _NEVER_SAVED, _NONE_WHOLE = -1, -2
+
+State = TypeVar("State")  # a tree of arrays
 
 
 class Checkpoints:
@@ -50,11 +51,11 @@ class Checkpoints:
             for unfinished in self._folder.glob(f"*{_UNFINISHED}"):
                 shutil.rmtree(unfinished)
 
-    def save(self, state: TrainState, step: int, window: dict[str, Any]) -> None:
+    def save(self, state: Any, step: int, window: dict[str, Any]) -> None:
         """Begin to save the state of `step`; it is written while training goes on.
 
         Args:
-          state: all of it is copied to the host before this returns.
+          state: a tree of arrays; all of it is copied to the host before this returns.
           step: the step that it is the state of; the newest that is saved is not saved again.
           window: JSON values, under 1 KB: what was measured since the last "train" record.
 
@@ -73,7 +74,7 @@ class Checkpoints:
             raise self._failure(error) from error
         self._newest = step
 
-    def restore(self, abstract_state: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+    def restore(self, abstract_state: State) -> tuple[State, dict[str, Any]] | None:
         """The newest checkpoint that is whole, each array read straight into its sharding.
 
         Those that are damaged are named on standard error and set aside.
@@ -89,11 +90,10 @@ class Checkpoints:
             arrays than `abstract_state`, or cannot be read.
         """
         while (step := _of_first_process(self._newest_whole())) >= 0:
-            seal = read_seal(self._path(step))
-            self._check_arrays(step, seal["arrays"], _described(abstract_state))
             try:
-                arguments = ocp.args.StandardRestore(abstract_state)
-                state: Any = self._checkpointer.restore(self._path(step), args=arguments)
+                state, seal = self._read(step, abstract_state)
+            except UserError:
+                raise
             except Exception as error:
                 raise UserError(
                     f"{self._path(step)}: cannot be restored ({_first_line(error)}); move it away "
@@ -163,6 +163,12 @@ class Checkpoints:
         aside = folder / f"{step}-{len(list(folder.iterdir())) + 1}"
         self._path(step).rename(aside)
         print(f"{self._path(step)}: damaged: {damage}; set aside as {aside}", file=sys.stderr)
+
+    def _read(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
+        seal = read_seal(self._path(step))
+        self._check_arrays(step, seal["arrays"], _described(abstract_state))
+        arguments = ocp.args.StandardRestore(abstract_state)
+        return self._checkpointer.restore(self._path(step), args=arguments), seal
 
     def _check_arrays(self, step: int, stored: dict[str, Any], expected: dict[str, Any]) -> None:
         for name in sorted(stored.keys() | expected.keys()):
