@@ -183,6 +183,7 @@ class Checkpoints:
                 )
 
     def _failure(self, error: Exception) -> UserError:
+        self._newest = None
         kept = self._steps()
         held = f"the newest one that is whole is step {max(kept)}" if kept else "there is none yet"
         return UserError(
