@@ -21,19 +21,19 @@ def get_config() -> Config:
     config.model.dtype = "bfloat16"
     # Two layers compile in no time unrolled, and then run 1.5 times as fast on a CPU.
     config.model.scan_layers = False
-    # At a width of 128, 0.02 leaves attention almost uniform for the first thousand steps.
-    config.model.initializer_range = 0.08
     # A run of a few epochs underfits: dropout would only slow it down.
     config.model.hidden_dropout_prob = 0.0
     config.model.attention_probs_dropout_prob = 0.0
     config.data.masking = "dynamic"
     config.phases = (
-        Phase(seq_len=128, steps=2_700, batch_size=32, max_predictions=20),
-        Phase(seq_len=512, steps=300, batch_size=8, max_predictions=76),
+        Phase(seq_len=128, steps=5_000, batch_size=16, max_predictions=20),
+        Phase(seq_len=512, steps=550, batch_size=4, max_predictions=76),
     )
-    config.optimizer = OptimizerConfig(name="adamw", learning_rate=2e-3, warmup_steps=200, b2=0.98)
-    config.log_every = 25
-    config.eval_every = 450
+    # With AdamW attention hardly begins to matter in so few steps: held-out perplexity was a third
+    # higher after as many tokens.
+    config.optimizer = OptimizerConfig(name="muon", learning_rate=3e-3, warmup_steps=300, b2=0.98)
+    config.log_every = 50
+    config.eval_every = 1_000
     config.eval_examples = 2_000
     config.checkpoint_every = 500
     return config
