@@ -12,6 +12,7 @@ from bert_jax.flags import Parser
 from bert_jax.interop.google import write_google
 from bert_jax.interop.huggingface import write_huggingface
 from bert_jax.interop.load import load_weights, resized
+from bert_jax.interop.runs import write_run
 from bert_jax.interop.weights import DTYPES, Weights, parameter_count
 
 _EXAMPLES = """examples:
@@ -24,7 +25,7 @@ _EXAMPLES = """examples:
   python -m bert_jax.convert bert-base bert-long --to=hf --max_position_embeddings=1024
       room for longer sequences: the position table is repeated; train before use
 """
-_FORMS = {"hf": write_huggingface, "google": write_google}
+_FORMS = {"hf": write_huggingface, "google": write_google, "bert_jax": write_run}
 
 
 def main() -> None:

@@ -1,0 +1,168 @@
+"""Runs of this package as weights: the newest whole checkpoint in, a model to go on from out."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from bert_jax.data.tokenization import load_tokenizer
+from bert_jax.errors import UserError
+from bert_jax.interop.names import CLASSIFIER, PARTS, axis_sizes, table_rows
+from bert_jax.interop.params import VOCABULARY, load_params, stacked_name
+from bert_jax.interop.weights import Tensor, Weights, architecture_of
+from bert_jax.models.config_json import bert_config_from_json
+from bert_jax.training.checkpoints import Checkpoints
+from bert_jax.training.fingerprint import fingerprints
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.run_files import read_json, write_json
+from bert_jax.training.seal import Damage, check_files, read_seal
+
+CONFIG, CHECKPOINTS, TOKENIZER = "config.json", "checkpoints", "tokenizer"
+_MAX_JSON = 1 << 20
+
+
+def read_run(directory: Path) -> Weights:
+    """The model of a run's newest whole checkpoint. Nothing is changed in the directory.
+
+    Raises:
+      UserError: there is no config or no whole checkpoint, or they disagree.
+    """
+    where = directory / CONFIG
+    fields = read_json(where, _MAX_JSON)
+    if fields is None or not isinstance(fields.get("model"), dict):
+        raise UserError(f"{directory}: has no {CONFIG} of a run, with the settings of its model")
+    config = bert_config_from_json(fields["model"], str(where))
+    step, params = _newest_params(directory / CHECKPOINTS)
+    labels = params[f"{CLASSIFIER}/bias"].shape[0] if f"{CLASSIFIER}/bias" in params else 2
+    sizes = axis_sizes(config, labels)
+    rows = [
+        row
+        for row in table_rows(config.num_hidden_layers)
+        if stacked_name(row.ours)[0] in params or row.ours in params
+    ]
+    tensors = {row.ours: _tensor(row.ours, row.shape(sizes), params, where) for row in rows}
+    named = fields.get("architecture")
+    return Weights(
+        source=str(directory),
+        form=f"bert_jax at step {step:,}",
+        config=config,
+        architecture=architecture_of(
+            {row.scope for row in rows}, named if named in PARTS else None
+        ),
+        tensors=tensors,
+        tokenizer=load_tokenizer(directory / TOKENIZER),
+        head_fields=fields.get("head_fields", {}),
+        facts=_facts(directory, fields, step) if "phases" in fields else {},
+    )
+
+
+def write_run(weights: Weights, directory: Path, dtype: str) -> Weights:
+    """Write a directory laid out as a run's, as far as a model goes: `--init_from` reads it.
+
+    Args:
+      directory: exists and is empty.
+      dtype: float32, which parameters have here.
+
+    Raises:
+      UserError: another dtype.
+    """
+    if dtype != "float32":
+        raise UserError(f"--dtype={dtype}: parameters are float32 here")
+    config = weights.config
+    sizes = axis_sizes(config, weights.labels) | {"V": config.padded_vocab_size}
+    like: dict[str, jax.ShapeDtypeStruct] = {}
+    for row in weights.rows():
+        name, layer = stacked_name(row.ours)
+        depth = () if layer is None else (config.num_hidden_layers,)
+        like[name] = jax.ShapeDtypeStruct((*depth, *row.shape(sizes)), np.float32)
+    params, _ = load_params(weights, unflatten_dict(like, sep="/"))
+    checkpoints = Checkpoints(directory, keep=1)
+    checkpoints.save({"params": params}, 0, {})
+    checkpoints.close()
+    content = {
+        "model": dataclasses.asdict(config),
+        "data": {"next_sentence": weights.next_sentence},
+        "architecture": weights.architecture,
+        "head_fields": dict(weights.head_fields),
+    }
+    write_json(directory / CONFIG, content)
+    if weights.tokenizer:
+        weights.tokenizer.save(directory / TOKENIZER)
+    return weights
+
+
+def _newest_params(folder: Path) -> tuple[int, dict[str, np.ndarray]]:
+    """Step and parameters, by path, of the newest checkpoint that is as it was written."""
+    damages = []
+    steps = (path.name for path in folder.iterdir())
+    for step in sorted((int(name) for name in steps if name.isdigit()), reverse=True):
+        checkpoint = folder / str(step)
+        try:
+            seal = read_seal(checkpoint)
+            check_files(checkpoint, seal["files"])
+            return step, _read_params(checkpoint, seal["arrays"])
+        except Damage as damage:
+            damages.append(f"{checkpoint}: {damage}")
+    raise UserError(f"{folder}: has no whole checkpoint{'; '.join(['', *damages])}")
+
+
+def _read_params(checkpoint: Path, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    tree = unflatten_dict(
+        {
+            name: jax.ShapeDtypeStruct(tuple(facts["shape"]), np.dtype(facts["dtype"]))
+            for name, facts in arrays.items()
+            if name.startswith("params/")
+        },
+        sep="/",
+    )
+    arguments = ocp.args.PyTreeRestore(
+        item=tree,
+        restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree),
+        partial_restore=True,
+    )
+    try:
+        restored = ocp.PyTreeCheckpointer().restore(checkpoint.absolute(), args=arguments)
+    except Exception as error:  # the library raises nothing narrower
+        raise Damage(next(iter(str(error).splitlines()), type(error).__name__)[:300]) from error
+    params: dict[str, Any] = dict(flatten_dict(restored, sep="/"))
+    for name, array in params.items():
+        if f"{int(fingerprints(array)):08x}" != arrays[name]["fingerprint"]:
+            raise Damage(f"{name} is not what was saved")
+    return {name.removeprefix("params/"): array for name, array in params.items()}
+
+
+def _tensor(
+    name: str, shape: tuple[int, ...], params: Mapping[str, np.ndarray], where: Path
+) -> Tensor:
+    """A parameter of the table, from a tree that may be stacked and padded."""
+    stacked, layer = stacked_name(name)
+    if name in params:
+        array = params[name]
+    elif layer is not None and layer < len(params[stacked]):
+        array = params[stacked][layer]
+    else:
+        raise UserError(f"{where}: num_hidden_layers is more than the checkpoint has")
+    if name in VOCABULARY:
+        array = array[: shape[0]]
+    if array.shape != shape:
+        raise UserError(
+            f"{where}: {name} is {list(array.shape)} in the checkpoint and {list(shape)} here"
+        )
+    return Tensor(shape, array.dtype, lambda: array)
+
+
+def _facts(directory: Path, config: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """What a model card tells of a run."""
+    scores = [
+        record
+        for record in read_metrics(directory)
+        if record["kind"] == "eval" and record["step"] <= step
+    ]
+    return {"config": config, "step": step, "scores": scores[-1] if scores else {}}

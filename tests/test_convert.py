@@ -1,0 +1,110 @@
+"""The command `convert`: its help, its summary, its errors, and what it does without."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peer_models import peer, save_peer
+from safetensors.torch import load_file, save_file
+
+ROOT = Path(__file__).parent.parent
+# To Python, a module whose entry is None is not installed.
+_WITHOUT = """
+import runpy, sys
+
+sys.modules.update(dict.fromkeys({absent!r}))
+sys.argv = ["convert", *{arguments!r}]
+runpy.run_module("bert_jax.convert", run_name="__main__")
+"""
+PEERS = ("torch", "transformers", "safetensors", "huggingface_hub")
+
+
+def run_convert(
+    *arguments: object, absent: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    words = [str(argument) for argument in arguments]
+    code = _WITHOUT.format(absent=absent, arguments=words)
+    command = [sys.executable, *(["-c", code] if absent else ["-m", "bert_jax.convert", *words])]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return save_peer(peer("BertForPreTraining", hidden_act="gelu_new"), tmp_path / "theirs")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_form_is_reached_without_the_peers_installed(source, tmp_path):
+    previous, last = source, tmp_path / "hf"
+    for form in ("bert_jax", "google", "hf"):
+        # Google's format alone takes TensorFlow.
+        absent = PEERS if "google" in (form, previous.name) else (*PEERS, "tensorflow")
+        result = run_convert(previous, tmp_path / form, f"--to={form}", absent=absent)
+        assert result.returncode == 0, result.stderr
+        assert f"wrote {tmp_path / form}" in result.stdout
+        previous = tmp_path / form
+    before, after = (load_file(path / "model.safetensors") for path in (source, last))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_summary_says_what_became_of_every_name(source, tmp_path):
+    tensors = load_file(source / "model.safetensors")
+    tensors = {name: tensor for name, tensor in tensors.items() if "relationship" not in name}
+    tensors |= {"bert.embeddings.position_ids": torch.arange(40)[None], "extra": torch.ones(2)}
+    save_file(tensors, source / "model.safetensors")
+    result = run_convert(source, tmp_path / "out", "--to=hf", "--max_position_embeddings=50")
+    lines = result.stdout.splitlines()
+    assert lines[0] == (
+        f"{source}: Hugging Face, BertForMaskedLM, 3 layers of width 32, gelu_new, 44 pieces"
+    )
+    assert lines[2:] == [
+        "  missing: cls.seq_relationship.weight",
+        "  missing: cls.seq_relationship.bias",
+        "  left over: extra",
+        "  dropped: bert.embeddings.position_ids (a buffer, not a weight)",
+        f"wrote {tmp_path / 'out'}",
+    ]
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written["bert.embeddings.position_embeddings.weight"].shape == (50, 32)
+
+
+def test_mistakes_are_told_in_one_line(source, tmp_path):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("mine")
+    for arguments, said in [
+        ((source, full, "--to=hf"), f"{full}: exists already; give a new directory"),
+        ((source, tmp_path / "x", "--to=onnx"), "invalid choice: 'onnx'"),
+        ((source, tmp_path / "x"), "--to"),
+        ((source, tmp_path / "x", "--to=hf", "--max_position_embeddings=0"), "at least 1"),
+        ((full, tmp_path / "x", "--to=hf"), "has no config.json"),
+        (("nobody/none", tmp_path / "x", "--to=hf"), "could not be fetched"),
+    ]:
+        result = run_convert(*arguments)
+        assert result.returncode == 2, result.stderr
+        assert result.stderr.startswith("error: ")
+        assert said in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+    assert [path.name for path in full.iterdir()] == ["mine.txt"]
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_name_of_the_hub_without_its_library(tmp_path):
+    result = run_convert("nobody/none", tmp_path / "x", "--to=hf", absent=PEERS)
+    assert result.returncode == 2
+    assert "pip install huggingface_hub" in result.stderr
+
+
+def test_the_help_teaches_with_examples():
+    result = run_convert("--help", absent=("tensorflow", *PEERS))
+    assert result.returncode == 0
+    for said in ("--to=bert_jax", "uncased_L-12_H-768_A-12", "--max_position_embeddings", "hub"):
+        assert said in result.stdout
