@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -316,24 +315,19 @@ def test_arrays_that_do_not_fit_the_model_are_named(run, capfd, change, told):
 # --- A full disk
 
 
-def test_a_full_disk_is_told_by_the_next_save_and_keeps_the_older_ones(tmp_path):
-    """A real one, of 40 MB: it has room for four checkpoints of 9 MB."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(tmp_path)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk needs root")
-    try:
-        checkpoints = Checkpoints(tmp_path, 10)
-        states = [{"x": jax.random.normal(jax.random.key(step), (9 << 18,))} for step in range(6)]
-        for step in range(5):
-            checkpoints.save(states[step], step, {})
-        with pytest.raises(UserError, match=r"could not be written .*whole is step 3; free some"):
-            checkpoints.save(states[5], 5, {})
-        restored = Checkpoints(tmp_path, 10).restore(abstract(states[0]))
-        assert restored is not None
-        np.testing.assert_array_equal(restored[0]["x"], states[3]["x"])
-        assert sorted(os.listdir(tmp_path / "checkpoints")) == ["0", "1", "2", "3"]
-        checkpoints.save(states[4], 4, {})
-        with pytest.raises(UserError, match=r"could not be written .*whole is step 3"):
-            checkpoints.close()
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+def test_a_full_disk_is_told_by_the_next_save_and_keeps_the_older_ones(small_disk):
+    """A disk that has room for four checkpoints of 9 MB."""
+    run = small_disk("40m")
+    checkpoints = Checkpoints(run, 10)
+    states = [{"x": jax.random.normal(jax.random.key(step), (9 << 18,))} for step in range(6)]
+    for step in range(5):
+        checkpoints.save(states[step], step, {})
+    with pytest.raises(UserError, match=r"could not be written .*whole is step 3; free some"):
+        checkpoints.save(states[5], 5, {})
+    restored = Checkpoints(run, 10).restore(abstract(states[0]))
+    assert restored is not None
+    np.testing.assert_array_equal(restored[0]["x"], states[3]["x"])
+    assert sorted(os.listdir(run / "checkpoints")) == ["0", "1", "2", "3"]
+    checkpoints.save(states[4], 4, {})
+    with pytest.raises(UserError, match=r"could not be written .*whole is step 3"):
+        checkpoints.close()

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def peer(rank: int, port: int, run: Path, steps: list[int]) -> None:
 
     checkpoints = Checkpoints(run, 3)
     try:
-        restored = checkpoints.restore(
+        restored: Any = checkpoints.restore(
             {"x": jax.ShapeDtypeStruct((64,), np.float32, sharding=sharding)}
         )
     except UserError as error:

@@ -1,0 +1,32 @@
+"""A run on a disk that runs full: told at once, and gone on with when there is room."""
+
+import re
+import subprocess
+
+import pytest
+from small_run import ROOT, command, history
+
+SECONDS = 300
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(shards, small_disk):
+    """40 MB, which two checkpoints of 18 MB fill."""
+    disk = small_disk("40m")
+    flags = ["model.hidden_size=256", "model.intermediate_size=1024", "checkpoint_every=2"]
+    run = command(shards, disk / "run", *(f"--config.{flag}" for flag in flags))
+    full = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert full.returncode == 2, full.stderr
+    error = full.stderr.splitlines()[-1]
+    assert re.match(
+        r"error: .*/checkpoints: a checkpoint could not be written .* is step 4;", error
+    )
+    # The save of step 6 failed, and was told when that of step 8 was due.
+    assert max(record["step"] for record in history(disk / "run")) <= 8
+
+    subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert "damaged" not in done.stderr
+    assert max(record["step"] for record in history(disk / "run")) == 12
+    assert re.search(r"resumes +after step 4 of 12", done.stdout)
