@@ -5,10 +5,13 @@ As a recipe: `--config=tests/small_run.py --config.data.dir=SHARDS`.
 
 import os
 import random
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orbax.checkpoint as ocp
 
@@ -106,3 +109,58 @@ def parameters(directory: Path, step: int) -> dict[str, Any]:
     path = (directory / "checkpoints" / str(step)).absolute()
     restored: Any = ocp.StandardCheckpointer().restore(path)
     return restored["params"]
+
+
+class Processes:
+    """Such a run on several processes; ends those that are left where its block ends."""
+
+    def __init__(self, logs: Path, commands: list[list[str]], devices: int = 1) -> None:
+        """Start the processes, the output of each in a file of the folder `logs`."""
+        logs.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"localhost:{free.getsockname()[1]}"
+        self._logs = [logs / f"{index}.log" for index in range(len(commands))]
+        self.processes = []
+        for index, (arguments, log) in enumerate(zip(commands, self._logs, strict=True)):
+            environment = os.environ | {
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+                "PYTHONUNBUFFERED": "1",
+            }
+            if len(commands) > 1:
+                environment |= {
+                    "JAX_COORDINATOR_ADDRESS": address,
+                    "JAX_NUM_PROCESSES": str(len(commands)),
+                    "JAX_PROCESS_ID": str(index),
+                }
+            with log.open("w") as output:
+                self.processes.append(
+                    subprocess.Popen(
+                        arguments, cwd=ROOT, env=environment, stdout=output, stderr=output
+                    )
+                )
+
+    def output(self, index: int) -> str:
+        """All that a process has printed so far."""
+        return self._logs[index].read_text()
+
+    def wait(self, seconds: float) -> list[int]:
+        """The exit codes; what still runs after so many seconds is killed, and fails the test."""
+        end = time.monotonic() + seconds
+        return [process.wait(max(0.1, end - time.monotonic())) for process in self.processes]
+
+    def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+        """Wait for a condition while the processes run."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, self.output(0)
+            assert all(process.poll() is None for process in self.processes), self.output(0)
+            time.sleep(0.02)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()

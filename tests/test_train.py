@@ -17,7 +17,7 @@ from bert_jax.config import Config
 from bert_jax.data.tokenization import train_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.prepare import prepare
-from bert_jax.train import train
+from bert_jax.pretraining import train
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
 

@@ -31,6 +31,10 @@ def evaluate(
     mesh: Mesh,
 ) -> dict[str, float]:
     """The means of the metrics over all examples of `batches`, and MLM perplexity."""
-    means = mean_metrics(eval_step(params, shard_batch(mesh, batch)) for batch in batches)
+    totals: list[Metrics] = []
+    for batch in batches:
+        totals.append(eval_step(params, shard_batch(mesh, batch)))
+        jax.block_until_ready(totals[-2:][0])  # the host is not to run ahead
+    means = mean_metrics(totals)
     # exp overflows a float64 beyond 709; a loss that large has no perplexity worth telling.
     return means | {"mlm_perplexity": math.exp(min(means["mlm_loss"], 700.0))}

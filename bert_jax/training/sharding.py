@@ -92,10 +92,23 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def process_rows(batch_size: int) -> slice:
-    """The rows of a global batch that this process feeds to its devices."""
-    share = batch_size // jax.process_count()
-    return slice(jax.process_index() * share, (jax.process_index() + 1) * share)
+def process_rows(mesh: Mesh, batch_size: int) -> slice:
+    """The rows of a global batch that this process feeds to its devices.
+
+    All of them where the batch is not spread over the processes (their devices lie along `tensor`).
+
+    Raises:
+      UserError: they are not one stretch.
+    """
+    parts = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    rows = {row for part in parts if part for row in range(*part[0].indices(batch_size))}
+    start, stop = min(rows), max(rows) + 1
+    if len(rows) != stop - start:
+        raise UserError(
+            "config.mesh: the devices of a process do not hold neighbouring rows of a batch; "
+            "choose axes such that those of a host lie together"
+        )
+    return slice(start, stop)
 
 
 def shard_batch(mesh: Mesh, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:

@@ -1,20 +1,65 @@
 """A run that is asked to stop saves its state first, and tells that it can be resumed."""
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 # EX_TEMPFAIL of sysexits.h: try again later, unlike a failure (1) or bad usage (2).
 RESUME_EXIT_CODE = 75
+STOPPED = "stopped; the same command goes on from here"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def exit_at_signals() -> None:
+    """While the program starts, end it at once where one comes: there is nothing to lose yet."""
+    for number in _SIGNALS:
+        signal.signal(number, _exit)
+
+
+def ignore_signals() -> None:
+    """Let none disturb the end of the process: all is saved."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    os.write(2, f"\n{STOPPED}\n".encode())
+    os._exit(RESUME_EXIT_CODE)
+
+
+class Stopped(Exception):
+    """The run is to stop, and what was under way is broken off."""
 
 
 class StopRequest:
-    """Whether SIGINT (Ctrl-C) or SIGTERM (a machine that is taken away) has come."""
+    """Whether SIGINT (Ctrl-C) or SIGTERM (a machine that is taken away) has come to this process.
+
+    Attributes:
+      pending: it has; signals after the first change nothing.
+    """
 
     def __init__(self) -> None:
         """From now on these signals no longer end the process; `pending` tells of them."""
         self.pending = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._receive)
+        self._interrupts = False
+        signal.signal(signal.SIGINT, self._receive)
+        # What holds back Ctrl-C for a moment (the pool of `bert_jax.data.workers`) holds back both.
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Break off the block by KeyboardInterrupt, once, where a signal has come or comes."""
+        self._interrupts = True
+        try:
+            if self.pending:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._interrupts = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.pending = True
+        first, self.pending = not self.pending, True
+        if first and self._interrupts:
+            raise KeyboardInterrupt

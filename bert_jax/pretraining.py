@@ -1,0 +1,359 @@
+"""Pretraining, from text or token shards to a model and its report.
+
+A run lives in its directory: config, tokenizer, checkpoints, metrics, report. What train.py runs,
+alike in each process of a run; process 0 alone writes and prints.
+"""
+
+import dataclasses
+import errno
+import functools
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import Config
+from bert_jax.data.pipeline import (
+    ALL_ROWS,
+    PairExamples,
+    majority_baseline,
+    open_examples,
+    train_dataset,
+)
+from bert_jax.data.shards import SPLITS, Manifest, open_shards, read_manifest
+from bert_jax.data.tokenization import Tokenizer, load_tokenizer
+from bert_jax.errors import UserError
+from bert_jax.fill_mask import choose_sentences, predict_masks
+from bert_jax.models import BertForPreTraining
+from bert_jax.prepare import default_directory, prepare
+from bert_jax.report import write_report
+from bert_jax.training.checkpoints import Checkpoints
+from bert_jax.training.clock import Clock, account
+from bert_jax.training.cluster import Cluster, join_cluster
+from bert_jax.training.console import Progress, header, summary
+from bert_jax.training.evaluation import evaluate
+from bert_jax.training.flops import step_flops
+from bert_jax.training.loop import Run, save_checkpoint, train_steps
+from bert_jax.training.metrics import MetricsWriter, read_metrics, write_environment
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.probe import expected_speed
+from bert_jax.training.run_directory import open_run_directory
+from bert_jax.training.run_files import write_json
+from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, replicated
+from bert_jax.training.state import TrainState, create_state, parameter_count
+from bert_jax.training.steps import compile_eval_step, compile_train_step, forward
+from bert_jax.training.stopping import STOPPED, Stopped, StopRequest
+from bert_jax.training.watchdog import Watchdog
+from bert_jax.training.window import Stretch, Window
+
+_SENTENCES = 12
+# A disk that is full, or that may not be written: the user's to mend.
+_NO_ROOM_OR_RIGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
+
+
+def train(
+    config: Config, directory: Path, clock: Clock | None = None, detect_processes: bool = False
+) -> bool:
+    """Pretrain by `config` in `directory`, or go on with the run that is there.
+
+    From the first line on, SIGINT and SIGTERM no longer end the process.
+
+    Args:
+      config: validated; the run directory gets it with the vocabulary and shards it found.
+      directory: of the run, made where it is missing; the same to all processes.
+      clock: started with the process; now by default.
+      detect_processes: see `join_cluster`.
+
+    Returns:
+      Whether the run is finished; False where a signal stopped it and it can be resumed.
+
+    Raises:
+      UserError: a bad setting, corpus or run directory; a disk that is full.
+    """
+    stop = StopRequest()
+    cluster = join_cluster(config.limits, stop, detect_processes)
+    with (
+        cluster.failing_together(),
+        _disk_errors_explained(directory),
+        Watchdog(config.limits, directory, cluster.index) as watchdog,
+    ):
+        finished = _train(config, directory, clock or Clock(), cluster, watchdog)
+        cluster.leave()
+    return finished
+
+
+def _train(
+    config: Config, directory: Path, clock: Clock, cluster: Cluster, watchdog: Watchdog
+) -> bool:
+    # 1. The devices. What the mesh cannot divide is told before hours of other work.
+    mesh = make_mesh(config.mesh)
+    check_mesh(config, mesh)
+
+    # 2. Text to token shards, on first use.
+    if not cluster.by_first("token shards", lambda: _prepare(config, clock)):
+        return _nothing_to_save(cluster)
+    config, manifest = _token_shards(config)
+    tokenizer = _tokenizer(Path(config.data.dir), manifest)
+
+    # 3. The run directory: this run's, or one that matches.
+    cluster.check_same("config", _digest(config, manifest))
+
+    def open_directory() -> None:
+        open_run_directory(directory, config, manifest.fingerprint)
+        tokenizer.save(directory / "tokenizer")
+        write_environment(directory)
+
+    if not cluster.by_first("run directory", open_directory):
+        return _nothing_to_save(cluster)
+
+    # 4. The state: of the newest checkpoint, else from scratch.
+    watchdog.begin("compile")
+    with jax.set_mesh(mesh):
+        model = BertForPreTraining(config.model, next_sentence=config.data.next_sentence)
+        optimizer = make_optimizer(config.optimizer, config.total_steps)
+        state, abstract = create_state(model, optimizer, mesh, config.seed)
+        checkpoints, stored = Checkpoints(directory, config.keep_checkpoints), {}
+        if restored := checkpoints.restore(abstract):
+            state, stored = restored
+        window = Window(clock, stored)
+        train_step = compile_train_step(
+            abstract,
+            model,
+            optimizer,
+            seed=config.seed,
+            accumulate=config.optimizer.accumulate,
+            spike_sigmas=config.optimizer.spike_sigmas,
+        )
+        step = int(state.step)
+    first = cluster.index == 0
+    if first:
+        print(_header(config, mesh, state, step))
+
+    # 5. Train through the phases.
+    with (
+        jax.set_mesh(mesh),
+        MetricsWriter(directory, step, window.evaluated, enabled=first) as writer,
+        Progress(config, step, enabled=first) as progress,
+        clock("log"),
+    ):
+        writer.write(clock.record(step))
+        run = Run(
+            directory=directory,
+            config=config,
+            mesh=mesh,
+            train_step=train_step,
+            clock=clock,
+            window=window,
+            writer=writer,
+            progress=progress,
+            checkpoints=checkpoints,
+            stop_due=cluster.stop_due,
+            begin=watchdog.begin,
+        )
+        eval_step = compile_eval_step(model)
+        for index in range(len(config.phases)):
+            state = _train_phase(run, index, state, eval_step, tokenizer, cluster)
+        step = int(state.step)
+        if step == 0:
+            return _nothing_to_save(cluster)
+        save_checkpoint(run, state, step)
+        with clock("checkpoint"):
+            checkpoints.close()
+        finished = step == config.total_steps
+
+        # 6. What a person wants to see.
+        watchdog.begin("compile")
+        with clock("report"):
+            predictions = _predictions(config, tokenizer, model, state) if finished else None
+            writer.write(clock.record(step))
+            if first:
+                _report(directory, predictions)
+        writer.write(clock.record(step))
+    if first:
+        print(_closing_summary(directory, finished))
+    return finished
+
+
+def _nothing_to_save(cluster: Cluster) -> bool:
+    if cluster.index == 0:
+        print(STOPPED, file=sys.stderr)
+    return False
+
+
+def _header(config: Config, mesh: Mesh, state: TrainState, step: int) -> str:
+    return header(
+        config,
+        parameter_count(state.params),
+        mesh.shape,
+        jax.devices()[0].device_kind,
+        step,
+        expected_speed(config.model.dtype),
+    )
+
+
+def _prepare(config: Config, clock: Clock) -> None:
+    """Make token shards where none are given and this corpus has none yet."""
+    if config.data.dir:
+        return
+    directory = default_directory(config.corpus, config.model.vocab_size)
+    print(f"token shards of {config.corpus.source} in {directory}")
+    stages: dict[str, float] = {}
+    prepare(config.corpus, config.model.vocab_size, directory, seconds=stages)
+    for stage, seconds in stages.items():
+        clock.move("start", stage, seconds)
+
+
+def _token_shards(config: Config) -> tuple[Config, Manifest]:
+    """What is known of the token shards, and the config that fits them."""
+    model = config.model
+    directory = Path(config.data.dir or default_directory(config.corpus, model.vocab_size))
+    manifest = read_manifest(directory)
+    if manifest.vocab_size > model.vocab_size:
+        raise UserError(
+            f"{directory}: its vocabulary has {manifest.vocab_size} pieces, more than "
+            f"config.model.vocab_size={model.vocab_size}; set "
+            f"--config.model.vocab_size={manifest.vocab_size}"
+        )
+    config = dataclasses.replace(
+        config,
+        # A small corpus gives a smaller vocabulary than was asked for.
+        model=dataclasses.replace(model, vocab_size=manifest.vocab_size),
+        data=dataclasses.replace(config.data, dir=str(directory.absolute())),
+    )
+    return config, manifest
+
+
+def _tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
+    """The tokenizer that the token shards in `directory` were made with."""
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    if tokenizer.digest != manifest.tokenizer_digest:
+        raise UserError(
+            f"{directory / 'tokenizer'}: not the tokenizer that its token shards were made with; "
+            "put that one back, or prepare the shards again"
+        )
+    return tokenizer
+
+
+def _train_phase(
+    run: Run,
+    index: int,
+    state: TrainState,
+    eval_step: Callable[..., Any],
+    tokenizer: Tokenizer,
+    cluster: Cluster,
+) -> TrainState:
+    """Train from the state's step to the end of phase `index`, or until the run is to stop."""
+    config, phase = run.config, run.config.phases[index]
+    start = sum(earlier.steps for earlier in config.phases[:index])
+    done = int(state.step) - start
+    # A phase that is done may lack its last evaluation.
+    if done > phase.steps or run.window.evaluated == start + phase.steps or run.stop_due():
+        return state
+
+    def examples(split: str) -> PairExamples:
+        return open_examples(
+            config.data.dir,
+            split,
+            tokenizer,
+            config.data,
+            seq_len=phase.seq_len,
+            max_predictions=phase.max_predictions,
+            seed=config.seed,
+        )
+
+    with run.clock("pipeline"):
+        # The first to open them makes the plan of their pairs.
+        if not cluster.by_first(f"plan of phase {index}", lambda: list(map(examples, SPLITS))):
+            return state
+        training, heldout = map(examples, SPLITS)
+        size = phase.batch_size // config.optimizer.accumulate
+
+        def heldout_batches(rows: slice) -> Iterator[dict[str, np.ndarray]]:
+            """Batches as large as a training micro-batch."""
+            return heldout.evaluation_batches(size, config.eval_examples, rows)
+
+        baseline = majority_baseline(heldout_batches(ALL_ROWS))
+        rows = process_rows(run.mesh, phase.batch_size)
+        batches = train_dataset(
+            training, done, phase.steps, phase.batch_size, rows, config.data.workers
+        )
+    if done == 0:
+        run.writer.write({"kind": "baseline", "phase": index, "step": start} | baseline)
+
+    def evaluation(params: Any) -> dict[str, float]:
+        batches = heldout_batches(process_rows(run.mesh, size))
+        return evaluate(eval_step, params, _until_stopped(run, batches), run.mesh)
+
+    stretch = Stretch(
+        phase=index,
+        end=start + phase.steps,
+        tokens=phase.batch_size * phase.seq_len,
+        flops=step_flops(config.model, phase),
+    )
+    return train_steps(run, stretch, state, batches, evaluation, baseline)
+
+
+def _until_stopped(
+    run: Run, batches: Iterable[dict[str, np.ndarray]]
+) -> Iterator[dict[str, np.ndarray]]:
+    for number, batch in enumerate(batches):
+        if run.stop_due():
+            raise Stopped
+        run.begin("step" if number else "compile")
+        yield batch
+
+
+def _predictions(
+    config: Config, tokenizer: Tokenizer, model: BertForPreTraining, state: TrainState
+) -> dict[str, Any] | None:
+    """What the model puts in the place of words in held-out sentences. All processes take part."""
+
+    @functools.partial(jax.jit, out_shardings=replicated(jax.sharding.get_mesh()))
+    def logits(params: Any, inputs: Mapping[str, jax.Array]) -> jax.Array:
+        return forward(model, params, inputs)["mlm_logits"]
+
+    sentences = choose_sentences(open_shards(config.data.dir, "heldout"), _SENTENCES)
+    if not sentences:
+        return None
+    return predict_masks(functools.partial(logits, state.params), sentences, tokenizer)
+
+
+def _report(directory: Path, predictions: dict[str, Any] | None) -> None:
+    if predictions:
+        write_json(directory / "predictions.json", predictions)
+    write_report(directory)
+
+
+def _closing_summary(directory: Path, finished: bool) -> str:
+    records = read_metrics(directory)
+    last = {record["kind"]: record for record in records}
+    seconds = account(record for record in records if record["kind"] == "time")
+    command = None if finished else "python -m bert_jax.train " + shlex.join(sys.argv[1:])
+    return summary(directory, last.get("eval"), last.get("baseline", {}), seconds, command)
+
+
+def _digest(config: Config, manifest: Manifest) -> str:
+    """What must be the same to all processes."""
+    data = dataclasses.replace(config.data, dir="")  # each may have them elsewhere
+    settings = dataclasses.asdict(dataclasses.replace(config, data=data))
+    content = json.dumps([settings, manifest.fingerprint]).encode()
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+@contextmanager
+def _disk_errors_explained(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM_OR_RIGHT:
+            raise
+        where = error.filename or directory
+        raise UserError(f"{where}: {error.strerror}; then start the same command again") from error
