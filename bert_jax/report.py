@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from bert_jax.config import BertConfig, Config, Phase
 from bert_jax.errors import UserError, run_main
 from bert_jax.training.charts import Curve, line_chart
+from bert_jax.training.clock import account, goodput
 from bert_jax.training.console import duration, figure
 from bert_jax.training.fill_mask_section import are_examples, fill_mask_section
 from bert_jax.training.flops import run_flops
@@ -162,7 +163,7 @@ def _heading(run: Run) -> str:
     model, total = run.model, sum(phase.steps for phase in run.phases)
     state = "finished" if run.step >= total else "in progress or stopped"
     done = run_flops(model, run.phases) - run_flops(model, run.phases, run.step)
-    seconds = sum(_seconds(run).values())
+    seconds = sum(account(run.of_kind("time")).values())
     facts = [
         f"{model.num_hidden_layers} layers, {model.hidden_size} wide, {model.vocab_size:,} pieces",
         f"{run.step:,} of {total:,} steps, {state}",
@@ -173,6 +174,8 @@ def _heading(run: Run) -> str:
         facts.append(", ".join(f"{number} x {kind}" for kind, number in devices.items()))
     if seconds:
         facts.append(duration(seconds))
+    if skipped := len(run.of_kind("skip")):
+        facts.append(f"{skipped:,} steps skipped")
     items = "".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
     return f'<h1>{html.escape(run.name)}</h1>\n<ul class="facts">{items}</ul>'
 
@@ -235,7 +238,7 @@ def _phase_table(run: Run) -> str:
 
 
 def _time_table(run: Run) -> str:
-    seconds = _seconds(run)
+    seconds = account(run.of_kind("time"))
     total = sum(seconds.values())
     if not total:
         return ""
@@ -249,7 +252,12 @@ def _time_table(run: Run) -> str:
         for cause, spent in sorted(seconds.items(), key=lambda item: -item[1])
     ]
     rows.append(["all", duration(total), "100.0%", ""])
-    return section("Where the time went", table(["", "time", "share", ""], rows, "time"))
+    note = (
+        f"Goodput, the share of the wall time that was spent in steps that count: "
+        f"{figure(goodput(seconds), '.1%')}."
+    )
+    content = table(["", "time", "share", ""], rows, "time") + f"<p>{note}</p>"
+    return section("Where the time went", content)
 
 
 def _curves(run: Run) -> str:
@@ -301,15 +309,6 @@ def _typed(schema: type[T], values: dict[str, Any]) -> T:
         ):
             raise TypeError(f"{spec.name} is {value!r}")
     return made
-
-
-def _seconds(run: Run) -> dict[str, float]:
-    """Wall time by cause, summed over the run's sessions: each writes a "time" record."""
-    total: dict[str, float] = {}
-    for record in run.of_kind("time"):
-        for cause, seconds in record["seconds"].items():
-            total[cause] = total.get(cause, 0.0) + (_number(seconds) or 0.0)
-    return total
 
 
 def _number(value: Any) -> float | None:

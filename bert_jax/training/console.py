@@ -13,6 +13,7 @@ from typing import Any, Self, TextIO
 from tqdm import tqdm
 
 from bert_jax.config import BertConfig, Config, Phase, model_size
+from bert_jax.training.clock import goodput
 from bert_jax.training.flops import run_flops, step_flops
 
 # A log file needs no more than this; a terminal's bar moves all the time.
@@ -73,13 +74,14 @@ def summary(
       run_directory: where the run lies.
       evaluation: the last "eval" record, None if there was none.
       baseline: the "baseline" record, or {}.
-      seconds: wall time by cause, as in the "time" record.
+      seconds: wall time by cause, as `account` gives it.
       resume_command: what continues a run that was stopped early; None for a finished one.
     """
     rows = [("run", str(run_directory))]
     if evaluation:
         rows += [("held-out", text) for text in _evaluation_texts(evaluation, baseline)]
     rows.append(("time", time_split(seconds)))
+    rows.append(("goodput", f"{figure(goodput(seconds), '.1%')} of it in steps that count"))
     if resume_command:
         rows.append(("continue", resume_command))
     rows.append(("report", f"python -m bert_jax.report {shlex.quote(str(run_directory))}"))

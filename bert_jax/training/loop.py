@@ -5,60 +5,48 @@ training runs through it.
 """
 
 import dataclasses
+import shlex
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.config import Config
+from bert_jax.errors import TrainingFailure
 from bert_jax.training.checkpoints import Checkpoints
-from bert_jax.training.clock import Clock
+from bert_jax.training.clock import TRAIN, Clock
 from bert_jax.training.console import Progress, evaluation_line
-from bert_jax.training.evaluation import mean_metrics
-from bert_jax.training.flops import peak_flops
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.optimizer import learning_rate_schedule
 from bert_jax.training.sharding import shard_batch
 from bert_jax.training.state import TrainState
-from bert_jax.training.stopping import StopRequest
+from bert_jax.training.stopping import Stopped
+from bert_jax.training.window import Stretch, Window
 
 # Batches on their way to the devices while a step runs.
 _BATCHES_AHEAD = 2
-# Steps that the host may have started and not seen the end of.
-_STEPS_AHEAD = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
     """What the stretches of a run share."""
 
+    directory: Path
     config: Config
     mesh: Mesh
     train_step: Any  # jitted
     clock: Clock
+    window: Window
     writer: MetricsWriter
     progress: Progress
     checkpoints: Checkpoints
-    stop: StopRequest
-
-
-@dataclasses.dataclass(frozen=True)
-class Stretch:
-    """Steps whose batches have one shape: a phase.
-
-    phase: its number, from 0.
-    end: the run's step at which it ends.
-    tokens: positions of a global batch, padding included.
-    flops: of a step, over all devices.
-    """
-
-    phase: int
-    end: int
-    tokens: int
-    flops: float
+    stop_due: Callable[[], bool]  # whether to stop here; asked alike by all processes
+    begin: Callable[[str], None]  # see `Watchdog.begin`
 
 
 def train_steps(
@@ -71,90 +59,113 @@ def train_steps(
 ) -> TrainState:
     """Train from the state's step to the end of the stretch, or until the run is to stop.
 
+    An evaluation that was due at the state's step, and that the checkpoint does not know of, comes
+    first.
+
     Args:
       run: what the stretches share.
       stretch: where it ends, and what a step of it costs.
       state: it is consumed.
       host_batches: this process's rows of the batches, from the state's step on.
-      evaluation: from parameters to the means of the held-out metrics.
+      evaluation: from parameters to the means of the held-out metrics; raises `Stopped` where the
+        run is to stop: then no record is written, and the resumed run does it first.
       baseline: what a trivial model scores there, to print beside it.
+
+    Raises:
+      TrainingFailure: too many steps in a row were skipped.
     """
-    config, clock = run.config, run.clock
+    config, clock, window = run.config, run.clock, run.window
     step, end = int(state.step), stretch.end
+
+    def is_due(every: int) -> bool:
+        return step % every == 0 or step == end
+
+    def evaluate() -> None:
+        run.begin("compile")
+        try:
+            with clock("eval"):
+                means = evaluation(state.params)
+        except Stopped:
+            return
+        record = {"kind": "eval", "step": step, "phase": stretch.phase} | means
+        run.writer.write(record)
+        run.progress.print(evaluation_line(record, baseline))
+        window.evaluated = step
+
+    if step and is_due(config.eval_every) and window.evaluated != step:
+        evaluate()
+    if step == end:
+        return state
+    run.begin("compile")
     with clock("pipeline"):
         batches = _on_devices(host_batches, run.mesh)
         batch = next(batches)
     with clock("compile"):
         train_step = run.train_step.lower(state, batch).compile()
     schedule = learning_rate_schedule(config.optimizer, config.total_steps)
-    window = Window(clock, stretch)
-    while step < end and not run.stop.pending:
-        with clock("train"):
-            state, metrics, grad_norm = train_step(state, batch)
-            window.add(metrics, grad_norm)
-        step += 1
+    while step < end and not run.stop_due():
+        run.begin("step")
+        with clock(TRAIN):
+            state, metrics, outcome = train_step(state, batch)
+            step += 1
+            window.add(step, metrics, outcome)
         if step < end:
             with clock("input"):
                 batch = next(batches)
-        if step % config.log_every == 0 or step == end:
-            record = window.record(step) | {"learning_rate": np.asarray(schedule(step - 1)).item()}
+        if any(map(is_due, (config.log_every, config.eval_every, config.checkpoint_every))):
+            window.settle()
+        _tell_skips(run)
+        if is_due(config.log_every):
+            # The schedule counts the steps that were not skipped.
+            rate = schedule(max(step - window.skipped - 1, 0))
+            record = window.record(step, stretch) | {"learning_rate": np.asarray(rate).item()}
             run.writer.write(record)
             run.progress.update(step, record)
-        if step % config.eval_every == 0 or step == end:
-            with clock("train"):
-                jax.block_until_ready(state)
-            with clock("eval"):
-                means = evaluation(state.params)
-            record = {"kind": "eval", "step": step, "phase": stretch.phase} | means
-            run.writer.write(record)
-            run.progress.print(evaluation_line(record, baseline))
-        if step % config.checkpoint_every == 0 or step == end:
-            with clock("checkpoint"):
-                run.checkpoints.save(state, step, {})
+        if is_due(config.eval_every):
+            evaluate()
+        # In a row of skipped steps the state may be ruined: the last good checkpoints stay.
+        if is_due(config.checkpoint_every) and not window.in_row:
+            save_checkpoint(run, state, step)
     return state
 
 
-class Window:
-    """The steps since the last "train" record: their metrics, still on the devices, and time."""
+def save_checkpoint(run: Run, state: TrainState, step: int) -> None:
+    """Begin to save the state of `step`, and what the window holds, and take the time.
 
-    def __init__(self, clock: Clock, stretch: Stretch) -> None:
-        self._clock, self._stretch = clock, stretch
-        peak = peak_flops(jax.devices()[0].device_kind)
-        self._peak = peak and peak * jax.device_count()
-        self._restart()
+    Raises:
+      TrainingFailure: a parameter is not finite.
+      UserError: as `Checkpoints.save`.
+    """
+    run.begin("save")
+    with run.clock("checkpoint"):
+        if not _all_finite(state.params):
+            raise TrainingFailure(
+                f"the parameters of step {step} are not finite: no checkpoint was written of "
+                f"them; lower config.optimizer.learning_rate, in another --workdir"
+            )
+        run.checkpoints.save(state, step, run.window.state())
+    run.writer.write(run.clock.record(step))
 
-    def _restart(self) -> None:
-        self._metrics: list[Any] = []
-        self._norms: list[jax.Array] = []
-        self._began = {cause: self._clock.seconds[cause] for cause in ("train", "input")}
 
-    def add(self, metrics: Any, grad_norm: jax.Array) -> None:
-        """Add a step, and wait for the one two before it, so that the host does not run ahead."""
-        self._metrics.append(metrics)
-        self._norms.append(grad_norm)
-        if len(self._norms) > _STEPS_AHEAD:
-            self._norms[-1 - _STEPS_AHEAD].block_until_ready()
+@jax.jit
+def _all_finite(params: Any) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]))
 
-    def record(self, step: int) -> dict[str, Any]:
-        """The "train" record of the window, which then starts anew."""
-        with self._clock("train"):
-            norms = np.array(jax.device_get(self._norms), np.float64)
-        means = mean_metrics(self._metrics)
-        spent = {cause: self._clock.seconds[cause] - began for cause, began in self._began.items()}
-        seconds, steps = sum(spent.values()), len(norms)
-        record = {
-            "kind": "train",
-            "step": step,
-            "phase": self._stretch.phase,
-            "loss": means["mlm_loss"] + means.get("nsp_loss", 0.0),
-            **means,
-            "grad_norm": float(norms.mean()),
-            "tokens_per_second": self._stretch.tokens * steps / seconds,
-            "mfu": self._stretch.flops * steps / seconds / self._peak if self._peak else None,
-            "input_wait": spent["input"] / seconds,
-        }
-        self._restart()
-        return record
+
+def _tell_skips(run: Run) -> None:
+    """Log the steps that were skipped; too many in a row end the run."""
+    for record in run.window.new_skips():
+        run.writer.write(record)
+        step, in_row = record["step"], record["in_row"]
+        run.progress.print(f"step {step:,} skipped: {record['reason']}")
+        if in_row >= run.config.optimizer.max_skipped:
+            raise TrainingFailure(
+                f"{in_row} steps in a row were skipped, from step {step - in_row + 1} on: "
+                f"{record['reason']}; no checkpoint was written of them. "
+                f"python -m bert_jax.batch {shlex.quote(str(run.directory))} "
+                f"--step={step - in_row + 1} prints the first one's batch; should that be sound, "
+                "lower config.optimizer.learning_rate, in another --workdir"
+            )
 
 
 def _on_devices(

@@ -45,19 +45,30 @@ class MetricsWriter:
     process of a run writes.
     """
 
-    def __init__(self, run_directory: Path, start_step: int):
+    def __init__(
+        self,
+        run_directory: Path,
+        start_step: int,
+        evaluated: int | None = None,
+        *,
+        enabled: bool = True,
+    ):
         """Opens the files of a run that goes on from `start_step` (0: a run that begins).
 
-        Train and eval records beyond `start_step` are dropped, so that a resumed run does not
-        leave two histories; TensorBoard is told to hide the same.
+        What `truncate_after` drops is dropped, so that a resumed run does not leave two histories;
+        TensorBoard is told to hide the same. `evaluated` is the step of the last evaluation that
+        counts, `start_step` or before. Not `enabled` (any process but the first) writes nothing.
 
         Raises:
           UserError: as `read_metrics`.
         """
         from tensorboardX import SummaryWriter
 
+        self._enabled = enabled
+        if not enabled:
+            return
         run_directory.mkdir(parents=True, exist_ok=True)
-        truncate_after(run_directory, start_step)
+        truncate_after(run_directory, start_step, evaluated)
         self._lines = (run_directory / METRICS_FILE).open("a", encoding="utf-8")
         self._events = SummaryWriter(
             str(run_directory / "tensorboard"),
@@ -75,6 +86,8 @@ class MetricsWriter:
         infinities become null, for JSON has neither. Numbers of a record with a step go to
         TensorBoard under `kind/name`.
         """
+        if not self._enabled:
+            return
         record = {"time": time.time()} | {key: _plain(value) for key, value in record.items()}
         self._lines.write(json.dumps(record, allow_nan=False) + "\n")
         self._lines.flush()
@@ -85,8 +98,9 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Close both files, once all is written."""
-        self._lines.close()
-        self._events.close()
+        if self._enabled:
+            self._lines.close()
+            self._events.close()
 
     def __enter__(self) -> Self:
         return self
@@ -116,15 +130,23 @@ def read_metrics(run_directory: Path) -> list[dict[str, Any]]:
         ]
 
 
-def truncate_after(run_directory: Path, step: int) -> None:
-    """Drop train and eval records beyond `step`, and a torn last line, from `metrics.jsonl`.
+def truncate_after(run_directory: Path, step: int, evaluated: int | None = None) -> None:
+    """Drop from `metrics.jsonl` what a run that goes on from `step` will write anew.
 
+    Those are train and skip records beyond `step`, eval records beyond `evaluated` (`step` where
+    that is None), the baseline of a phase that begins at `step` or later, and a torn last line.
     Records of other kinds stay: the time a run took was spent, whatever came of it.
     """
+    last = {
+        "train": step,
+        "skip": step,
+        "eval": step if evaluated is None else evaluated,
+        "baseline": step - 1,
+    }
     kept = [
         record
         for record in read_metrics(run_directory)
-        if record["kind"] not in ("train", "eval") or record["step"] <= step
+        if record["kind"] not in last or record.get("step", 0) <= last[record["kind"]]
     ]
     replace_text(
         run_directory / METRICS_FILE, "".join(json.dumps(record) + "\n" for record in kept)
@@ -173,12 +195,28 @@ def _is_record(record: Any) -> bool:
     if not isinstance(record, dict):
         return False
     match record.get("kind"):
-        case "train" | "eval":
-            return type(record.get("step")) is int and 0 <= record["step"] < 1 << 53
+        case "train" | "eval" | "skip":
+            return _is_step(record.get("step"))
         case "time":
-            return isinstance(record.get("seconds"), dict)
+            return (
+                _is_step(record.get("step"))
+                and _is_time(record.get("session"))
+                and isinstance(record.get("seconds"), dict)
+                and all(value is None or _is_time(value) for value in record["seconds"].values())
+            )
+        case "baseline":
+            return _is_step(record.get("step", 0))
         case kind:
             return isinstance(kind, str)
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def _is_time(value: Any) -> bool:
+    """Whether it is a number of seconds that can be added to others."""
+    return type(value) in (int, float) and abs(value) < 1e15
 
 
 def _versions() -> dict[str, str]:

@@ -14,8 +14,14 @@ _MAX_BYTES = 1 << 20
 
 # Settings that change nothing of what a run computes, so that a resumed run may change them.
 _FREE = ("log_every", "eval_every", "eval_examples", "checkpoint_every", "keep_checkpoints")
-_FREE_GROUPS = ("mesh.", "corpus.")
-_FREE_FIELDS = ("data.dir", "data.workers", "model.remat", "optimizer.accumulate")
+_FREE_GROUPS = ("mesh.", "corpus.", "limits.")
+_FREE_FIELDS = (
+    "data.dir",
+    "data.workers",
+    "model.remat",
+    "optimizer.accumulate",
+    "optimizer.max_skipped",
+)
 
 
 def open_run_directory(directory: Path, config: Config, fingerprint: str) -> None:

@@ -12,20 +12,26 @@ from jax.sharding import Mesh
 from bert_jax.models import BertForPreTraining
 from bert_jax.training.sharding import tree_shardings
 
+# Accepted steps whose gradient norms a spike is measured against.
+NORM_WINDOW = 128
+
 
 @flax.struct.dataclass
 class TrainState:
     """All that a run carries from step to step.
 
-    step: int32 scalar, optimizer steps done. It keys the data order, the masks and the dropout, so
-      that nothing else need be remembered.
+    step: int32 scalar, steps done, skipped ones included. It keys the data order, the masks and the
+      dropout, so that nothing else need be remembered.
     params: float32 arrays.
-    opt_state: of the optax optimizer.
+    opt_state: of the optax optimizer; it knows of the steps only that were not skipped.
+    grad_norms: float32 [NORM_WINDOW], of the last steps that were not skipped, the newest last;
+      0 where there were not so many yet.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
+    grad_norms: jax.Array
 
 
 def _initialise(
@@ -34,7 +40,12 @@ def _initialise(
     tokens = jnp.zeros((1, 8), jnp.int32)
     positions = jnp.zeros((1, 1), jnp.int32)
     params = model.init(key, tokens, tokens, tokens, positions)["params"]
-    return TrainState(step=jnp.int32(0), params=params, opt_state=optimizer.init(params))
+    return TrainState(
+        step=jnp.int32(0),
+        params=params,
+        opt_state=optimizer.init(params),
+        grad_norms=jnp.zeros(NORM_WINDOW),
+    )
 
 
 def create_state(

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -16,6 +16,15 @@ from bert_jax.training.state import TrainState
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
+
+
+class Outcome(NamedTuple):
+    """What a step came to: scalars."""
+
+    loss: jax.Array  # float32, of the whole batch
+    grad_norm: jax.Array  # float32, before clipping
+    skipped: jax.Array  # bool: the batch changed nothing
+
 
 # Each consumer of randomness has a number of its own, folded into the key of the step.
 _DROPOUT = 1
@@ -45,11 +54,17 @@ def train_step(
     optimizer: optax.GradientTransformation,
     seed: int,
     accumulate: int = 1,
-) -> tuple[TrainState, Metrics, jax.Array]:
+    spike_sigmas: float = 0.0,
+) -> tuple[TrainState, Metrics, Outcome]:
     """One optimizer step.
 
     The losses are sums over the whole batch divided once by its weights, so that the update is
     the same however the batch is spread over devices or cut into micro-batches.
+
+    A step whose loss or gradient is not finite, or whose gradient's norm is a spike, is skipped:
+    parameters and optimizer state stay as they are, bit for bit, the learning-rate schedule's count
+    included, as if there had been no such batch. `step` counts on, so that the next batch is
+    another.
 
     Args:
       state: the state before the step.
@@ -58,9 +73,12 @@ def train_step(
       optimizer: the optax optimizer whose state `state` holds.
       seed: the run's seed; dropout is keyed by it, the step and the micro-batch.
       accumulate: micro-batches to cut the batch into.
+      spike_sigmas: standard deviations above the mean of `state.grad_norms` beyond which a norm is
+        a spike, once that window is full; 0 knows no spikes.
 
     Returns:
-      The next state, the sums and weights of the batch's metrics, and the norm of its gradient.
+      The next state, the sums and weights of the batch's metrics (0 and 0 for a skipped step), and
+      what the step came to.
     """
     weights = loss_weights(batch)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), state.step), _DROPOUT)
@@ -77,8 +95,19 @@ def train_step(
         grads, metrics = _accumulated(grad_fn, state.params, batch, accumulate)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    next_state = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
-    return next_state, metrics, optax.tree.norm(grads)
+    loss, norm = pretraining_loss(metrics, weights), optax.tree.norm(grads)
+    accepted = jnp.isfinite(loss) & jnp.isfinite(norm)
+    if spike_sigmas:
+        accepted &= ~_is_spike(norm, state.grad_norms, spike_sigmas)
+    kept = TrainState(state.step, params, opt_state, jnp.append(state.grad_norms[1:], norm))
+    kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), kept, state)
+    metrics = jax.tree.map(lambda value: jnp.where(accepted, value, 0), metrics)
+    return kept.replace(step=state.step + 1), metrics, Outcome(loss, norm, ~accepted)
+
+
+def _is_spike(norm: jax.Array, window: jax.Array, sigmas: float) -> jax.Array:
+    """Whether a norm is so many deviations above the mean of the window, if that is full."""
+    return (window[0] > 0) & (norm > jnp.mean(window) + sigmas * jnp.std(window))
 
 
 def _accumulated(
@@ -112,18 +141,24 @@ def compile_train_step(
     *,
     seed: int,
     accumulate: int,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics, jax.Array]]:
+    spike_sigmas: float = 0.0,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics, Outcome]]:
     """`train_step`, jitted under the mesh that `jax.set_mesh` has set.
 
     Args:
       state: a state, or its shapes, with the shardings that every next state is to have.
-      model, optimizer, seed, accumulate: as for `train_step`.
+      model, optimizer, seed, accumulate, spike_sigmas: as for `train_step`.
 
     Returns:
       The step as a function of a state, whose arrays it consumes, and a batch.
     """
     step = functools.partial(
-        train_step, model=model, optimizer=optimizer, seed=seed, accumulate=accumulate
+        train_step,
+        model=model,
+        optimizer=optimizer,
+        seed=seed,
+        accumulate=accumulate,
+        spike_sigmas=spike_sigmas,
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     return jax.jit(_with_rules(step), donate_argnums=0, out_shardings=(shardings, None, None))
