@@ -102,6 +102,9 @@ class CorpusConfig:
     vocab: str = setting(
         "", "a vocab.txt, tokenizer.json, .model or directory to use; empty trains a vocabulary"
     )
+    new_tokens: str = setting(
+        "", "a file with words, one a line, that are added to the vocabulary as pieces of their own"
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,6 +175,11 @@ class Config:
     """Everything a pretraining run is made of."""
 
     seed: int = setting(0, "seed of initialisation, data order, masks and dropout")
+    init_from: str = setting(
+        "",
+        "weights to begin with: a directory of Hugging Face's, of Google's or of a run, or a name "
+        "of the Hugging Face hub; its architecture and vocabulary go before those of the recipe",
+    )
     model: BertConfig = group(BertConfig, "the model")
     corpus: CorpusConfig = group(CorpusConfig, "text, vocabulary and token shards")
     data: DataConfig = group(DataConfig, "segment pairs, masks and batches")

@@ -39,7 +39,12 @@ from bert_jax.data.preparation import (
     write_json,
 )
 from bert_jax.data.shards import Manifest
-from bert_jax.data.tokenization import Tokenizer, load_tokenizer, train_tokenizer
+from bert_jax.data.tokenization import (
+    Tokenizer,
+    load_tokenizer,
+    new_pieces,
+    train_tokenizer,
+)
 from bert_jax.data.workers import worker_pool
 from bert_jax.errors import UserError, run_main
 from bert_jax.flags import Parser
@@ -218,6 +223,8 @@ def _vocabulary(
             space.tell(f"training a vocabulary of {vocab_size:,} pieces")
             sentences = training_sentences(space, inventory, sides)
             tokenizer = train_tokenizer(corpus.tokenizer, sentences, vocab_size, corpus.lowercase)
+        if corpus.new_tokens:
+            tokenizer = tokenizer.extended(new_pieces(corpus.new_tokens))
         temporary = space.root / "tokenizer.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         tokenizer.save(temporary)

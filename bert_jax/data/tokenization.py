@@ -18,6 +18,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.data.vocabulary_files import (
     WORD_MARK,
+    library_errors,
     read_json,
     read_sentencepiece,
     read_tokenizer_json,
@@ -94,14 +95,18 @@ class Tokenizer:
 
         A text beyond MAX_TEXT characters is encoded in parts, cut before a space or a line
         break (the ids are then those of the whole), or anywhere if MAX_TEXT characters have none.
+
+        Raises:
+          UserError: the vocabulary's own rules of normalisation fail on a text.
         """
         parts = [list(cut_text(text, MAX_TEXT)) for text in texts]
         flat = [part for text_parts in parts for part in text_parts]
-        try:
-            encodings = self._encoder.encode_batch_fast(flat, add_special_tokens=False)
-        except TypeError:  # a lone surrogate, which JSON can carry and UTF-8 cannot
-            flat = [part.encode(errors="ignore").decode() for part in flat]
-            encodings = self._encoder.encode_batch_fast(flat, add_special_tokens=False)
+        with library_errors("the tokenizer"):
+            try:
+                encodings = self._encoder.encode_batch_fast(flat, add_special_tokens=False)
+            except TypeError:  # a lone surrogate, which JSON can carry and UTF-8 cannot
+                flat = [part.encode(errors="ignore").decode() for part in flat]
+                encodings = self._encoder.encode_batch_fast(flat, add_special_tokens=False)
         arrays = iter([np.array(encoding.ids, np.int32) for encoding in encodings])
         return [
             next(arrays)
@@ -114,6 +119,28 @@ class Tokenizer:
         """The text of `ids`, special pieces left out and words put together."""
         kept = [int(index) for index in ids if int(index) not in self.special_ids]
         return self._encoder.decode(kept)
+
+    def extended(self, pieces: list[str]) -> "Tokenizer":
+        """This vocabulary with `pieces` after its own, as any others: words, or `##` and an ending.
+
+        Raises:
+          UserError: it is not WordPiece, has the piece already, or text never becomes that piece.
+        """
+        document = json.loads(json.dumps(self._document))
+        if document["model"]["type"] != "WordPiece":
+            raise UserError("new tokens: only a WordPiece vocabulary takes them")
+        prefix = document["model"]["continuing_subword_prefix"]
+        for piece in pieces:
+            if piece in self.pieces:
+                raise UserError(f"new token {piece!r}: the vocabulary has it already")
+            if _words(self._encoder, piece.removeprefix(prefix)) != [piece.removeprefix(prefix)]:
+                raise UserError(
+                    f"new token {piece!r}: no text becomes it: this vocabulary cuts or changes the "
+                    "word (by lower case, accents, punctuation, spaces)"
+                )
+        ids = range(self.vocab_size, self.vocab_size + len(pieces))
+        document["model"]["vocab"] |= dict(zip(pieces, ids, strict=True))
+        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(document)), self._names)
 
     def save(self, directory: str | Path) -> None:
         """Write what `transformers.AutoTokenizer.from_pretrained(directory)` reads.
@@ -175,10 +202,30 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
         lowercase = not cased if lowercase is None else lowercase
         rules = {"do_lower_case": lowercase, "tokenize_chinese_chars": True, "strip_accents": None}
         rules = {key: config.get(key, default) for key, default in rules.items()}
-        if not all(value in (True, False, None) for value in rules.values()):
+        if not all(
+            isinstance(value, bool) or (value is None and key == "strip_accents")
+            for key, value in rules.items()
+        ):
             raise UserError(f"{config_path}: {', '.join(rules)} must be true or false")
-        return Tokenizer(_wordpiece_backend(pieces, names["unk_token"], *rules.values()), names)
-    return Tokenizer(backend, special_names(backend.get_vocab(), path, config))
+        backend = _wordpiece_backend(pieces, names["unk_token"], *rules.values())
+    names = special_names(backend.get_vocab(), path, config)
+    with library_errors(path):
+        tokenizer = Tokenizer(backend, names)
+    unknown = _unknown_piece(tokenizer._document["model"])
+    if unknown not in (None, names["unk_token"]):
+        raise UserError(
+            f"{path}: unknown text is to become {unknown!r}, and not {names['unk_token']!r}"
+        )
+    return tokenizer
+
+
+def new_pieces(path: str) -> list[str]:
+    """The pieces that a file adds to a vocabulary, one a line.
+
+    Raises:
+      UserError: as for a vocab.txt.
+    """
+    return read_vocab(Path(path))
 
 
 def train_tokenizer(
@@ -286,6 +333,15 @@ def _template(backend: tokenizers.Tokenizer, names: dict[str, str]) -> processor
     )
 
 
+def _words(backend: tokenizers.Tokenizer, text: str) -> list[str]:
+    """What is cut into pieces one by one."""
+    if backend.normalizer:
+        text = backend.normalizer.normalize_str(text)
+    if not backend.pre_tokenizer:
+        return [text]
+    return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+
+
 def _starts_word(pieces: list[str], document: dict) -> np.ndarray:
     model = document["model"]
     if model["type"] == "WordPiece":
@@ -294,6 +350,13 @@ def _starts_word(pieces: list[str], document: dict) -> np.ndarray:
     byte_level = '"ByteLevel"' in json.dumps(document["pre_tokenizer"])
     mark = "Ġ" if byte_level else WORD_MARK  # how a byte-level BPE writes a space
     return np.array([piece.startswith(mark) for piece in pieces])
+
+
+def _unknown_piece(model: dict) -> str | None:
+    """What a model makes of text that no piece covers; None where it leaves that out."""
+    if model["type"] == "Unigram":
+        return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
+    return model["unk_token"]
 
 
 def _without_specials(document: dict) -> dict:

@@ -3,6 +3,7 @@
 TensorFlow is imported where a checkpoint is read or written, and nowhere else.
 """
 
+import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -59,14 +60,15 @@ def read_google(path: Path) -> Weights:
     stored = _read_checkpoint(prefix)
     weights = {name: tensor for name, tensor in stored.items() if not _SLOTS.fullmatch(name)}
     matched = match_names(weights, config, google_name, None, str(prefix))
-    slots = len(stored) - len(weights)
+    slots, vocab = len(stored) - len(weights), prefix.parent / VOCAB
     return Weights(
         source=str(path),
         form="Google",
         config=config,
         architecture=matched.architecture,
         tensors=matched.tensors,
-        tokenizer=_read_vocab(prefix.parent / VOCAB),
+        tokenizer=load_tokenizer(vocab) if vocab.is_file() else None,
+        vocab=vocab,
         missing=matched.missing,
         left_over=matched.left_over,
         dropped=(f"{slots} optimizer slots (adam_m, adam_v, global_step)",) if slots else (),
@@ -132,10 +134,6 @@ def _prefix(path: Path) -> Path:
     return found[0].with_suffix("")
 
 
-def _read_vocab(path: Path) -> Tokenizer | None:
-    return load_tokenizer(path) if path.is_file() else None
-
-
 def _write_vocab(tokenizer: Tokenizer, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         tokenizer.save(folder)
@@ -154,8 +152,7 @@ def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:
     Raises:
       UserError: a file of it is missing or damaged.
     """
-    import tensorflow as tf
-
+    tf = _tensorflow()
     index = prefix.with_name(prefix.name + ".index")
     if not index.is_file():
         raise UserError(f"{index}: no such file: it is the list of a checkpoint's tensors")
@@ -204,8 +201,7 @@ def _check_shards(prefix: Path) -> None:
 
 
 def _write_checkpoint(prefix: Path, tensors: dict[str, Tensor]) -> None:
-    import tensorflow as tf
-
+    tf = _tensorflow()
     names = sorted(tensors)
     with tf.device("cpu"):
         arrays = [tf.constant(np.ascontiguousarray(tensors[name].read())) for name in names]
@@ -215,6 +211,15 @@ def _write_checkpoint(prefix: Path, tensors: dict[str, Tensor]) -> None:
             shape_and_slices=[""] * len(names),
             tensors=arrays,
         )
+
+
+def _tensorflow() -> Any:
+    """The module, which takes seconds to load, without its remarks on standard error."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    import tensorflow
+
+    return tensorflow
 
 
 def _first_line(error: Exception) -> str:

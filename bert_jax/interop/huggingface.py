@@ -58,7 +58,8 @@ def read_huggingface(directory: Path) -> Weights:
         config=config,
         architecture=matched.architecture,
         tensors=matched.tensors,
-        tokenizer=read_tokenizer(directory),
+        tokenizer=_read_tokenizer(directory),
+        vocab=directory,
         head_fields={name: fields[name] for name in _HEAD_FIELDS if name in fields},
         missing=matched.missing,
         left_over=matched.left_over,
@@ -97,8 +98,7 @@ def huggingface_name(row: Row) -> Stored:
     return row.huggingface
 
 
-def read_tokenizer(directory: Path) -> Tokenizer | None:
-    """The tokenizer in a directory, None where it has no file of one."""
+def _read_tokenizer(directory: Path) -> Tokenizer | None:
     if not any(path for name in _TOKENIZER_FILES for path in directory.glob(name)):
         return None
     return load_tokenizer(directory)

@@ -39,8 +39,10 @@ def read_run(directory: Path) -> Weights:
         raise UserError(f"{directory}: has no {CONFIG} of a run, with the settings of its model")
     config = bert_config_from_json(fields["model"], str(where))
     step, params = _newest_params(directory / CHECKPOINTS)
+    _check_depth(params, config.num_hidden_layers, where)
     labels = params[f"{CLASSIFIER}/bias"].shape[0] if f"{CLASSIFIER}/bias" in params else 2
     sizes = axis_sizes(config, labels)
+    vocab = directory / TOKENIZER
     rows = [
         row
         for row in table_rows(config.num_hidden_layers)
@@ -56,7 +58,8 @@ def read_run(directory: Path) -> Weights:
             {row.scope for row in rows}, named if named in PARTS else None
         ),
         tensors=tensors,
-        tokenizer=load_tokenizer(directory / TOKENIZER),
+        tokenizer=load_tokenizer(vocab) if vocab.is_dir() else None,
+        vocab=vocab,
         head_fields=fields.get("head_fields", {}),
         facts=_facts(directory, fields, step) if "phases" in fields else {},
     )
@@ -143,12 +146,7 @@ def _tensor(
 ) -> Tensor:
     """A parameter of the table, from a tree that may be stacked and padded."""
     stacked, layer = stacked_name(name)
-    if name in params:
-        array = params[name]
-    elif layer is not None and layer < len(params[stacked]):
-        array = params[stacked][layer]
-    else:
-        raise UserError(f"{where}: num_hidden_layers is more than the checkpoint has")
+    array = params[name] if name in params else params[stacked][layer]
     if name in VOCABULARY:
         array = array[: shape[0]]
     if array.shape != shape:
@@ -156,6 +154,15 @@ def _tensor(
             f"{where}: {name} is {list(array.shape)} in the checkpoint and {list(shape)} here"
         )
     return Tensor(shape, array.dtype, lambda: array)
+
+
+def _check_depth(params: Mapping[str, np.ndarray], depth: int, where: Path) -> None:
+    numbers = [stacked_name(name)[1] for name in params]
+    layers = [number for number in numbers if number is not None]
+    stacks = [array for name, array in params.items() if name.startswith("bert/encoder/layer/")]
+    found = len(stacks[0]) if stacks else max(layers, default=-1) + 1
+    if found != depth:
+        raise UserError(f"{where}: num_hidden_layers is {depth}, and the checkpoint has {found}")
 
 
 def _facts(directory: Path, config: Mapping[str, Any], step: int) -> dict[str, Any]:

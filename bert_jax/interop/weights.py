@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -42,6 +43,7 @@ class Weights:
       tensors: by their names in `names`' table, in the shapes that they have here (unrolled,
         unpadded), in the dtype that they are stored in.
       tokenizer: None where the source has none.
+      vocab: where `load_tokenizer` finds it.
       head_fields: what a config.json says of labels.
       facts: what is known of the training: fields of a run's files, for a model card.
       missing: names of the source's architecture that it does not hold.
@@ -56,6 +58,7 @@ class Weights:
     architecture: str
     tensors: Mapping[str, Tensor]
     tokenizer: Tokenizer | None = None
+    vocab: Path = Path()
     head_fields: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()

@@ -1,0 +1,97 @@
+"""Training that goes on from given weights: their model, their vocabulary, and new words in it."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import BertConfig, Config
+from bert_jax.data.tokenization import Tokenizer, new_pieces
+from bert_jax.errors import UserError
+from bert_jax.interop.params import VOCABULARY, load_params
+from bert_jax.interop.weights import Tensor, Weights
+
+# How the model is computed and regularised is the recipe's; what it is, the weights'.
+_OF_THE_RECIPE = {
+    "vocab_multiple",
+    "dtype",
+    "scan_layers",
+    "remat",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+}
+
+
+def adopt(config: Config, weights: Weights) -> Config:
+    """`config` for a run that begins with `weights`: their architecture and their vocabulary.
+
+    Raises:
+      UserError: the weights have no vocabulary; a phase is longer than they allow.
+    """
+    if weights.tokenizer is None:
+        raise UserError(
+            f"{weights.source}: has no vocabulary, which says what the rows of its embedding are; "
+            "put its vocab.txt or tokenizer.json there"
+        )
+    names = [spec.name for spec in fields(BertConfig) if spec.name not in _OF_THE_RECIPE]
+    given = {name: getattr(weights.config, name) for name in names}
+    added = len(new_pieces(config.corpus.new_tokens)) if config.corpus.new_tokens else 0
+    # The token shards say how many pieces there are; this is the most there may be.
+    given["vocab_size"] = max(config.model.vocab_size, weights.config.vocab_size) + added
+    corpus = config.corpus
+    adopted = replace(
+        config,
+        model=replace(config.model, **given),
+        corpus=replace(corpus, vocab=corpus.vocab or str(weights.vocab.absolute())),
+    )
+    adopted.validate()
+    return adopted
+
+
+def start_params(weights: Weights, tokenizer: Tokenizer, params: Any) -> tuple[Any, list[str]]:
+    """The parameters that a run begins with.
+
+    A piece that `tokenizer` has beyond those of the weights gets the mean of the rows of the pieces
+    that the weights' own tokenizer cuts it into: its word is then, to the encoder, about what it
+    was before.
+
+    Args:
+      tokenizer: of the token shards.
+      params: the model's own initial parameters; what the weights lack stays as it is there.
+
+    Returns:
+      The parameters in the shardings of `params`, and the names of those that stay.
+
+    Raises:
+      UserError: the vocabulary is not that of the weights, or not followed by new pieces.
+    """
+    return load_params(_with_new_pieces(weights, tokenizer), params)
+
+
+def _with_new_pieces(weights: Weights, tokenizer: Tokenizer) -> Weights:
+    old = weights.tokenizer
+    assert old
+    if tokenizer.pieces[: old.vocab_size] != old.pieces:
+        raise UserError(
+            f"{weights.source}: its vocabulary is not that of the token shards; prepare them with "
+            f"--vocab={weights.vocab}"
+        )
+    words = [piece.removeprefix("##") for piece in tokenizer.pieces[old.vocab_size :]]
+    cut = old.encode_batch(words)
+
+    def extended(tensor: Tensor) -> Tensor:
+        shape = (tokenizer.vocab_size, *tensor.shape[1:])
+
+        def read() -> np.ndarray:
+            rows = np.zeros(shape, np.float32)
+            rows[: old.vocab_size] = tensor.read()[: old.vocab_size]
+            for row, ids in enumerate(cut, old.vocab_size):
+                rows[row] = rows[ids].mean(axis=0)
+            return rows
+
+        return Tensor(shape, np.dtype(np.float32), read)
+
+    changed = {
+        name: extended(weights.tensors[name]) for name in VOCABULARY if name in weights.tensors
+    }
+    return replace(weights, tensors={**weights.tensors, **changed})

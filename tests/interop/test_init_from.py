@@ -1,0 +1,153 @@
+"""Training that begins with given weights and a vocabulary that is theirs, or longer."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+from peer_models import PIECES, peer, save_peer
+from small_run import ROOT, get_config, history, parameters, write_books
+
+from bert_jax.data.tokenization import load_tokenizer
+from bert_jax.errors import UserError
+from bert_jax.interop import Weights, load_params, load_weights
+from bert_jax.interop.init_from import adopt, start_params
+from bert_jax.models import BertForPreTraining
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    model = peer("BertForPreTraining", max_position_embeddings=64, layer_norm_eps=1e-6)
+    return save_peer(model, tmp_path / "theirs")
+
+
+@pytest.fixture
+def weights(source: Path) -> Weights:
+    return load_weights(source)
+
+
+def initial(config) -> Any:
+    ids = jnp.zeros((1, 8), jnp.int32)
+    model = BertForPreTraining(config)
+    return nn.unbox(model.init(jax.random.key(0), ids, ids, ids, ids)["params"])
+
+
+def test_what_the_model_is_comes_from_the_weights(weights, source):
+    config = get_config()
+    config.model.scan_layers, config.model.dtype = False, "bfloat16"
+    config.model.hidden_dropout_prob = 0.2
+    adopted = adopt(config, weights)
+    expected = {"hidden_size": 32, "num_hidden_layers": 3, "hidden_act": "gelu"}
+    expected |= {"layer_norm_eps": 1e-6, "scan_layers": False, "dtype": "bfloat16"}
+    expected |= {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.1}
+    assert {name: getattr(adopted.model, name) for name in expected} == expected
+    assert adopted.corpus.vocab == str(source)
+    assert load_tokenizer(adopted.corpus.vocab).pieces == list(PIECES)
+
+
+def test_weights_that_do_not_serve_are_refused(weights):
+    with pytest.raises(UserError, match=r"phases\[1\].seq_len=64 is longer than"):
+        adopt(
+            get_config(),
+            replace(weights, config=replace(weights.config, max_position_embeddings=40)),
+        )
+    with pytest.raises(UserError, match="has no vocabulary"):
+        adopt(get_config(), replace(weights, tokenizer=None))
+
+
+def test_another_vocabulary_is_refused(weights, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*PIECES[:-2], "?", "."]) + "\n")
+    other = load_tokenizer(tmp_path / "vocab.txt")
+    with pytest.raises(UserError, match=r"not that of the token shards; prepare them with --vocab"):
+        start_params(weights, other, initial(weights.config))
+
+
+def test_a_new_word_begins_as_the_mean_of_its_pieces(weights):
+    assert weights.tokenizer
+    tokenizer = weights.tokenizer.extended(["walkstone", "birds", "##walk"])
+    config = replace(weights.config, vocab_size=tokenizer.vocab_size, vocab_multiple=8)
+    params, missing = start_params(weights, tokenizer, initial(config))
+    assert missing == []
+    old, _ = load_params(weights, initial(weights.config))
+    for path in (("bert", "embeddings", "word_embeddings"), ("cls", "predictions", "output_bias")):
+        table, before = params, old
+        for name in path:
+            table, before = table[name], before[name]
+        table, before = np.asarray(table), np.asarray(before)
+        place = PIECES.index
+        assert np.array_equal(table[:44], before[:44])
+        # As WordPiece cuts them: no piece continues "walk" with "stone", so that is one [UNK].
+        assert np.array_equal(table[44], before[place("[UNK]")])
+        both = [before[place("bird")], before[place("##s")]]
+        np.testing.assert_allclose(table[45], np.mean(both, axis=0), rtol=1e-6)
+        assert np.array_equal(table[46], before[place("walk")])
+        assert not table[47:].any()
+        assert len(table) == 48
+
+
+def test_heads_that_the_weights_lack_begin_at_random(tmp_path):
+    weights = load_weights(save_peer(peer("BertForMaskedLM"), tmp_path / "theirs"))
+    assert weights.tokenizer
+    fresh = initial(weights.config)
+    params, missing = start_params(weights, weights.tokenizer, fresh)
+    assert [name.split("/")[-1] for name in missing] == ["bias", "kernel"] * 2
+    assert params["bert"]["pooler"]["dense"]["kernel"] is fresh["bert"]["pooler"]["dense"]["kernel"]
+
+
+def train(source: Path, books: Path, run: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Continue on books of one's own, in a cache of its own."""
+    command = [
+        *(sys.executable, "-m", "bert_jax.train", "--config=tests/small_run.py"),
+        *(f"--init_from={source}", f"--config.corpus.source=text:{books}/*.txt"),
+        *("--config.corpus.heldout_fraction=0.15", f"--workdir={run}", *flags),
+    ]
+    environment = os.environ | {"XDG_CACHE_HOME": str(run.parent / "cache")}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_pretraining_goes_on_from_a_published_checkpoint(source, tmp_path):
+    write_books(tmp_path / "books")
+    (tmp_path / "words.txt").write_text("walks\nsees\n")
+    new = f"--config.corpus.new_tokens={tmp_path / 'words.txt'}"
+    still = ("--config.optimizer.learning_rate=1e-12", "--config.optimizer.weight_decay=0.000001")
+
+    result = train(source, tmp_path / "books", tmp_path / "run", new, *still)
+    assert result.returncode == 0, result.stderr
+    weights = load_weights(source)
+    tokenizer = load_tokenizer(tmp_path / "run" / "tokenizer")
+    assert tokenizer.pieces == [*PIECES, "walks", "sees"]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["model"]["num_hidden_layers"] == 3
+    assert config["model"]["vocab_size"] == 46
+    like = initial(replace(weights.config, vocab_size=46, vocab_multiple=8))
+    expected, _ = start_params(weights, tokenizer, like)
+    found = dict(flatten_dict(parameters(tmp_path / "run", 12), sep="/"))
+    for name, leaf in flatten_dict(expected, sep="/").items():
+        np.testing.assert_allclose(np.asarray(found[name]), np.asarray(leaf), atol=1e-6)
+
+    # The same command once more goes on with the run, which is done; another source is refused.
+    again = train(source, tmp_path / "books", tmp_path / "run", new, *still)
+    assert again.returncode == 0, again.stderr
+    other = save_peer(peer("BertForPreTraining", seed=5), tmp_path / "others")
+    refused = train(other, tmp_path / "books", tmp_path / "run", new, *still)
+    assert refused.returncode == 2
+    assert "init_from" in refused.stderr
+
+    # Trained in earnest, the weights leave for where they came from.
+    result = train(source, tmp_path / "books", tmp_path / "earnest", new)
+    assert result.returncode == 0, result.stderr
+    losses = [r["mlm_loss"] for r in history(tmp_path / "earnest") if r["kind"] == "eval"]
+    assert losses[-1] < losses[0]
