@@ -24,6 +24,8 @@ from bert_jax.training.seal import Damage, check_files, read_seal, write_seal
 DAMAGED = "damaged"
 _UNFINISHED = ocp.path.atomicity.TMP_DIR_SUFFIX
 _NEVER_SAVED, _NONE_WHOLE = -1, -2
+# What Orbax and the seal write beside the arrays of a small model.
+_METADATA_BYTES = 1 << 20
 
 State = TypeVar("State")  # a tree of arrays
 
@@ -67,6 +69,7 @@ class Checkpoints:
         try:
             self._checkpointer.wait_until_finished()
             self._delete_old()
+            self._check_room(state)
             # Computed while the state is copied, and fetched when that is written.
             self._pending = step, _described(state), fingerprints(state), window
             self._checkpointer.save(self._path(step), args=ocp.args.StandardSave(state))
@@ -142,6 +145,15 @@ class Checkpoints:
         if jax.process_index() == 0:
             for step in self._steps()[: -self._keep]:
                 shutil.rmtree(self._path(step))
+
+    def _check_room(self, state: Any) -> None:
+        """Raise at once what would fail on the way, and leave the disk full."""
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + _METADATA_BYTES
+        disk = shutil.disk_usage(self._folder)
+        # Some network drives say nothing: 0 of 0 bytes are free.
+        if _of_first_process(disk.total > 0 and disk.free < needed):
+            sizes = f"it takes {needed / 2**20:,.1f} MiB, and {disk.free / 2**20:,.1f} are free"
+            raise OSError(sizes)
 
     def _newest_whole(self) -> int:
         """The step of the newest checkpoint whose files are all as they were written."""

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -315,19 +316,44 @@ def test_arrays_that_do_not_fit_the_model_are_named(run, capfd, change, told):
 # --- A full disk
 
 
-def test_a_full_disk_is_told_by_the_next_save_and_keeps_the_older_ones(small_disk):
-    """A disk that has room for four checkpoints of 9 MB."""
+def floats(step: int) -> dict[str, jax.Array]:
+    """9 MB that do not compress."""
+    return {"x": jax.random.normal(jax.random.key(step), (9 << 18,))}
+
+
+def test_a_full_disk_is_told_at_once_and_keeps_what_was_saved(small_disk):
+    """40 MB have room for four checkpoints of 9 MB."""
     run = small_disk("40m")
     checkpoints = Checkpoints(run, 10)
-    states = [{"x": jax.random.normal(jax.random.key(step), (9 << 18,))} for step in range(6)]
-    for step in range(5):
-        checkpoints.save(states[step], step, {})
-    with pytest.raises(UserError, match=r"could not be written .*whole is step 3; free some"):
-        checkpoints.save(states[5], 5, {})
-    restored = Checkpoints(run, 10).restore(abstract(states[0]))
+    for step in range(4):
+        checkpoints.save(floats(step), step, {})
+    with pytest.raises(UserError, match=r"takes 10\.0 MiB, and .* free\); .*whole is step 3; free"):
+        checkpoints.save(floats(4), 4, {})
+    restored = Checkpoints(run, 10).restore(abstract(floats(0)))
     assert restored is not None
-    np.testing.assert_array_equal(restored[0]["x"], states[3]["x"])
+    np.testing.assert_array_equal(restored[0]["x"], floats(3)["x"])
     assert sorted(os.listdir(run / "checkpoints")) == ["0", "1", "2", "3"]
-    checkpoints.save(states[4], 4, {})
-    with pytest.raises(UserError, match=r"could not be written .*whole is step 3"):
-        checkpoints.close()
+
+
+def test_a_save_that_fails_on_the_way_is_told_by_the_next_or_by_close(tmp_path):
+    """The system refuses files over 1 MB: so would a quota, say."""
+    checkpoints = Checkpoints(tmp_path, 10)
+    checkpoints.save(floats(0), 0, {})
+    checkpoints.save(floats(1), 1, {})
+    checkpoints.close()
+    checkpoints = Checkpoints(tmp_path, 10)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        checkpoints.save(floats(2), 2, {})
+        with pytest.raises(UserError, match=r"could not be written .*whole is step 1"):
+            checkpoints.save(floats(3), 3, {})
+        checkpoints.save(floats(2), 2, {})
+        with pytest.raises(UserError, match=r"could not be written .*whole is step 1"):
+            checkpoints.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    restored = Checkpoints(tmp_path, 10).restore(abstract(floats(0)))
+    assert restored is not None
+    np.testing.assert_array_equal(restored[0]["x"], floats(1)["x"])
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["0", "1"]
