@@ -240,6 +240,7 @@ def test_no_damage_is_silent(saved, tmp_path, capfd):
             harmless += 1
             assert bits(state) == states[2], what
             assert MARKER in what
+            assert "deleted" not in what
             continue
         assert bits(state) == states[1], what
         assert told.startswith(f"{newest}: damaged: "), what
