@@ -158,6 +158,12 @@ class OptimizerConfig:
     eps: float = setting(1e-6, "added to the root of the second moment")
     weight_decay: float = setting(0.01, "decay, none on biases and LayerNorm")
     clip_norm: float = setting(1.0, "largest global gradient norm; 0 is no clipping")
+    spike_sigmas: float = setting(
+        0.0,
+        "skip a step whose gradient norm is so many deviations above the mean of the last 128; "
+        "0 skips only what is not finite",
+    )
+    max_skipped: int = setting(10, "steps skipped in a row that stop the run")
     accumulate: int = setting(1, "micro-batches a step; the update is that of the whole batch")
 
 
@@ -168,6 +174,17 @@ class MeshConfig:
     data: int = setting(-1, "data parallel")
     fsdp: int = setting(1, "data parallel, parameters and optimizer state sharded")
     tensor: int = setting(1, "heads, feed-forward and vocabulary sharded")
+
+
+@dataclass(slots=True, kw_only=True)
+class LimitsConfig:
+    """Seconds after which a process that waits gives up, to be started again."""
+
+    start: int = setting(300, "for all processes to come together, at the start and at the end")
+    heartbeat: int = setting(100, "without a sign of life from another process")
+    compile: int = setting(3600, "for a step to be compiled, or the state made or restored")
+    step: int = setting(600, "for a step of training or evaluation, its batch included")
+    save: int = setting(1800, "for a checkpoint to be written")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,6 +209,7 @@ class Config:
     )
     optimizer: OptimizerConfig = group(OptimizerConfig, "update rule and schedule")
     mesh: MeshConfig = group(MeshConfig, "device mesh")
+    limits: LimitsConfig = group(LimitsConfig, "how long to wait, in seconds")
     log_every: int = setting(100, "steps between lines of metrics")
     eval_every: int = setting(10_000, "steps between evaluations on held-out documents")
     eval_examples: int = setting(10_000, "most held-out examples an evaluation scores")
@@ -266,6 +284,7 @@ _MAY_BE_ZERO = {
     "warmup_steps",
     "weight_decay",
     "clip_norm",
+    "spike_sigmas",
     "b1",
     "b2",
 }
@@ -286,7 +305,7 @@ def _check_numbers(config: Config) -> None:
             continue
         if path.startswith("mesh.") and value == -1:
             continue
-        if value < 0 or (value == 0 and spec.name not in _MAY_BE_ZERO):
+        if not 0 <= value < float("inf") or (value == 0 and spec.name not in _MAY_BE_ZERO):
             raise UserError(f"config.{path}={value}: must be positive")
         if spec.name in _FRACTIONS and value >= 1:
             raise UserError(f"config.{path}={value}: must be a fraction below 1")

@@ -12,7 +12,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from bert_jax.report import write_report
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock, account
 from bert_jax.training.cluster import Cluster, join_cluster
+from bert_jax.training.compilation import keep_compiled_programs
 from bert_jax.training.console import Progress, header, summary
 from bert_jax.training.evaluation import evaluate
 from bert_jax.training.flops import step_flops
@@ -45,7 +46,7 @@ from bert_jax.training.loop import Run, save_checkpoint, train_steps
 from bert_jax.training.metrics import MetricsWriter, read_metrics, write_environment
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.probe import expected_speed
-from bert_jax.training.run_directory import open_run_directory
+from bert_jax.training.run_directory import locked, open_run_directory
 from bert_jax.training.run_files import write_json
 from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, replicated
 from bert_jax.training.state import TrainState, create_state, parameter_count
@@ -84,7 +85,9 @@ def train(
         cluster.failing_together(),
         _disk_errors_explained(directory),
         Watchdog(config.limits, directory, cluster.index) as watchdog,
+        ExitStack() as held,
     ):
+        cluster.by_first("lock", lambda: held.enter_context(locked(directory)))
         finished = _train(config, directory, clock or Clock(), cluster, watchdog)
         cluster.leave()
     return finished
@@ -93,6 +96,8 @@ def train(
 def _train(
     config: Config, directory: Path, clock: Clock, cluster: Cluster, watchdog: Watchdog
 ) -> bool:
+    keep_compiled_programs()
+
     # 1. The devices. What the mesh cannot divide is told before hours of other work.
     mesh = make_mesh(config.mesh)
     check_mesh(config, mesh)

@@ -9,9 +9,9 @@ import html
 import statistics
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from bert_jax.config import BertConfig, Config, Phase
+from bert_jax.config import BertConfig, Phase
 from bert_jax.errors import UserError, run_main
 from bert_jax.training.charts import Curve, line_chart
 from bert_jax.training.clock import account, goodput
@@ -20,9 +20,8 @@ from bert_jax.training.fill_mask_section import are_examples, fill_mask_section
 from bert_jax.training.flops import run_flops
 from bert_jax.training.metrics import ENVIRONMENT_FILE, read_metrics
 from bert_jax.training.page import details, page, section, table
+from bert_jax.training.run_directory import read_config
 from bert_jax.training.run_files import read_json
-
-T = TypeVar("T", BertConfig, Phase)
 
 REPORT_FILE = "report.html"
 PREDICTIONS_FILE = "predictions.json"
@@ -117,23 +116,13 @@ def read_run(directory: Path) -> Run:
     Raises:
       UserError: as `write_report`.
     """
-    if not (directory / "config.json").is_file():
-        raise UserError(f"{directory}: no run directory, for it has no config.json")
-    settings = read_json(directory / "config.json", _MAX_JSON_BYTES) or {}
-    try:
-        config = Config(
-            model=_typed(BertConfig, settings["model"]),
-            phases=tuple(_typed(Phase, phase) for phase in settings["phases"]),
-        )
-        config.validate()
-    except (KeyError, TypeError, UserError) as error:
-        raise UserError(f"{directory / 'config.json'}: not a run's config ({error})") from error
+    config = read_config(directory)
     examples = (read_json(directory / PREDICTIONS_FILE, _MAX_JSON_BYTES) or {}).get("examples", [])
     if not are_examples(examples):
         raise UserError(f"{directory / PREDICTIONS_FILE}: not a run's predictions; remove it")
     return Run(
         name=directory.resolve().name,
-        settings=settings,
+        settings=dataclasses.asdict(config),
         model=config.model,
         phases=config.phases,
         environment=read_json(directory / ENVIRONMENT_FILE, _MAX_JSON_BYTES) or {},
@@ -297,18 +286,6 @@ def _curve(
         return []
     gaps = [float("nan") if value is None else value for value in values]
     return [Curve(label, [record["step"] for record in records], gaps, heldout)]
-
-
-def _typed(schema: type[T], values: dict[str, Any]) -> T:
-    """`schema(**values)`; a TypeError for an unknown field, or another type than the default's."""
-    made = schema(**values)
-    for spec in dataclasses.fields(schema):
-        value, default = getattr(made, spec.name), spec.default
-        if type(value) is not type(default) and not (
-            isinstance(default, float) and type(value) is int
-        ):
-            raise TypeError(f"{spec.name} is {value!r}")
-    return made
 
 
 def _number(value: Any) -> float | None:

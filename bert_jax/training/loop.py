@@ -133,9 +133,11 @@ def save_checkpoint(run: Run, state: TrainState, step: int) -> None:
     """Begin to save the state of `step`, and what the window holds, and take the time.
 
     Raises:
-      TrainingFailure: a parameter is not finite.
+      TrainingFailure: too many steps in a row were skipped, or a parameter is not finite.
       UserError: as `Checkpoints.save`.
     """
+    run.window.settle()
+    _tell_skips(run)
     run.begin("save")
     with run.clock("checkpoint"):
         if not _all_finite(state.params):

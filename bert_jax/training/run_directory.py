@@ -1,16 +1,25 @@
 """What a run directory is sure to hold: one config, one corpus, one history."""
 
 import dataclasses
+import errno
+import fcntl
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from bert_jax.config import Config, walk
+from bert_jax.config import Config, Phase, walk
 from bert_jax.errors import UserError
 from bert_jax.training.run_files import read_json, write_json
 
 CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"
+LOCK_FILE = "lock"
+T = TypeVar("T")
 _MAX_BYTES = 1 << 20
+_MAX_HOLDER = 300
 
 # Settings that change nothing of what a run computes, so that a resumed run may change them.
 _FREE = ("log_every", "eval_every", "eval_examples", "checkpoint_every", "keep_checkpoints")
@@ -24,11 +33,47 @@ _FREE_FIELDS = (
 )
 
 
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run directory, made where it is missing, for this process.
+
+    The system lets go of a lock when its process ends, however it ends. A file system without locks
+    (some network ones) goes without.
+
+    Raises:
+      UserError: another process holds it, naming that one; or it cannot be written.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"--workdir={directory}: a file, not a directory")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / LOCK_FILE).open("a+", encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UserError(f"--workdir={directory}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read(_MAX_HOLDER).strip() or "another process"
+            raise UserError(
+                f"--workdir={directory}: in use by {holder}; wait for its end, stop it, or choose "
+                "another --workdir"
+            ) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
+
+
 def open_run_directory(directory: Path, config: Config, fingerprint: str) -> None:
-    """Make the directory of a run, or check that it is this run's, before anything is computed.
+    """Begin a run in its directory, or check that it is this run's, before anything is computed.
 
     Args:
-      directory: made where it is missing.
+      directory: it is there, and `locked`.
       config: the resolved config, written to config.json.
       fingerprint: of the token shards; equal ones give the same examples.
 
@@ -36,8 +81,6 @@ def open_run_directory(directory: Path, config: Config, fingerprint: str) -> Non
       UserError: the directory belongs to another config or corpus, naming what differs; or its
         files cannot be read or written.
     """
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"--workdir={directory}: a file, not a directory")
     stored = read_json(directory / CONFIG_FILE, _MAX_BYTES)
     if stored is not None:
         _check_same(directory, stored, config)
@@ -49,13 +92,60 @@ def open_run_directory(directory: Path, config: Config, fingerprint: str) -> Non
             f"{config.data.dir} are {fingerprint}; choose another --workdir"
         )
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / CONFIG_FILE, dataclasses.asdict(config))
         write_json(
             directory / DATA_FILE, {"directory": config.data.dir, "fingerprint": fingerprint}
         )
     except OSError as error:
         raise UserError(f"--workdir={directory}: {error.strerror}") from error
+
+
+def read_fingerprint(directory: Path) -> str | None:
+    """The fingerprint of the token shards that a run was trained on, None where it is not told."""
+    return (read_json(directory / DATA_FILE, _MAX_BYTES) or {}).get("fingerprint")
+
+
+def read_config(directory: Path) -> Config:
+    """The config of a run.
+
+    Raises:
+      UserError: the directory is no run's, or config.json is not what a run writes.
+    """
+    path = directory / CONFIG_FILE
+    settings = read_json(path, _MAX_BYTES)
+    if settings is None:
+        raise UserError(f"{directory}: no run directory, for it has no {CONFIG_FILE}")
+    try:
+        if missing := {"model", "phases"} - settings.keys():
+            raise TypeError(f"{', '.join(sorted(missing))} missing")
+        known = {spec.name for spec in dataclasses.fields(Config)}
+        config = _typed(Config, {name: settings[name] for name in known & settings.keys()})
+        config.validate()
+    except (TypeError, UserError) as error:
+        raise UserError(f"{path}: not a run's config ({error})") from error
+    return config
+
+
+def _typed(schema: type[T], values: Any) -> T:
+    """A dataclass with `values`; a TypeError for an unknown field or another type than its default.
+
+    What `values` leaves out has its default.
+    """
+    made: Any = schema()
+    if not isinstance(values, dict):
+        raise TypeError(f"{values!r} where settings were expected")
+    for name, value in values.items():
+        default = getattr(made, name, None)
+        if dataclasses.is_dataclass(default):
+            value = _typed(type(default), value)
+        elif isinstance(default, tuple) and isinstance(value, list):
+            value = tuple(_typed(Phase, item) for item in value)
+        elif type(value) is not type(default) and not (
+            isinstance(default, float) and type(value) is int
+        ):
+            raise TypeError(f"{name} is {value!r}")
+        setattr(made, name, value)
+    return made
 
 
 def _check_same(directory: Path, stored: dict[str, Any], config: Config) -> None:

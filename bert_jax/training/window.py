@@ -74,8 +74,7 @@ class Window:
         return news
 
     def state(self) -> dict[str, Any]:
-        """What goes with a checkpoint: JSON of some hundred bytes."""
-        self.settle()
+        """What goes with a checkpoint, once settled: JSON of some hundred bytes."""
         return {
             "sums": {name: list(sums) for name, sums in self._sums.items()},
             "steps": self._steps,

@@ -1,0 +1,42 @@
+"""What was compiled once is not compiled again: by a run that is resumed, say."""
+
+import hashlib
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+
+_MAX_BYTES = 2 << 30
+# Below this a lookup gains little.
+_MIN_SECONDS = 0.1
+
+
+def keep_compiled_programs() -> None:
+    """Let JAX keep compiled programs in the user's cache folder, the newest 2 GiB of them.
+
+    One that the user has chosen (JAX_COMPILATION_CACHE_DIR) stays; where the folder cannot be
+    written, programs are compiled each time. JAX names them by what they are compiled from, its
+    own version and the devices, but not by what the host's processor can do, for which programs of
+    the CPU are made: each kind of processor has a folder of its own.
+    """
+    if jax.config.jax_compilation_cache_dir:
+        return
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "bert_jax" / f"compiled-{_processor()}"
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.access(folder, os.W_OK):
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_SECONDS)
+
+
+def _processor() -> str:
+    """A hash of what the host's processor is and can do."""
+    facts = [platform.machine(), platform.processor()]
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        facts += sorted({line for line in lines if line.startswith(("model name", "flags", "Feat"))})
+    return hashlib.blake2b("\n".join(facts).encode(), digest_size=6).hexdigest()
