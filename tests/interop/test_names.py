@@ -1,6 +1,7 @@
 """The table of names is that of our tree, of transformers and of the original, without a rest."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 from peer_models import ARCHITECTURES, peer
 
-from bert_jax.interop.names import PARTS, axis_sizes, table_rows
+from bert_jax.interop.names import PARTS, Stored, axis_sizes, table_rows
 from bert_jax.models import BertConfig, BertForPreTraining
 
 CONFIG = BertConfig(
@@ -93,3 +94,25 @@ def test_googles_names_and_shapes_are_the_originals():
         "cls/squad/output_weights": (2, 32),
         "cls/squad/output_bias": (2,),
     }
+
+
+def test_the_documented_table_is_this_one():
+    lines = (Path(__file__).parents[2] / "docs/checkpoints.md").read_text().splitlines()
+    cells = [line.replace("`", "").split(" | ") for line in lines if line.startswith("| `")]
+
+    def shown(stored: Stored) -> str:
+        return stored.name + (" (T)" if stored.transposed else "")
+
+    documented = [
+        [cell.strip("| ").replace("{i}", "2") for cell in row] for row in cells if "/" in row[0]
+    ]
+    rows = [row for row in table_rows(3) if "layer_0" not in row.ours and "layer_1" not in row.ours]
+    assert documented == [
+        [
+            row.ours,
+            ", ".join(" ".join(group) for group in row.axes),
+            shown(row.huggingface),
+            shown(row.google),
+        ]
+        for row in rows
+    ]
