@@ -23,7 +23,7 @@ Counts = Counter[str]  # what was mended or left out: name -> how many
 MAX_SENTENCE = 2000
 
 # All but tab, line feed, carriage return and the other separators that str.split() knows.
-_CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]")
+_CONTROL = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff]+")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BLANK_LINES = re.compile(r"\n\s*\n")
 
@@ -191,9 +191,9 @@ def _mend_surrogates(text: str, counts: Counts) -> str:
 def _clean(text: str, counts: Counts) -> str:
     """One kind of line break, and no byte order mark, NUL or other control characters."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    text, removed = _CONTROL.subn("", text)
-    counts["control_characters"] += removed
-    return text
+    cleaned = _CONTROL.sub("", text)
+    counts["control_characters"] += len(text) - len(cleaned)
+    return cleaned
 
 
 def _split(paragraphs: Iterable[str], language: str, counts: Counts) -> Document:

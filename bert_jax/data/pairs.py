@@ -22,7 +22,7 @@ import numpy as np
 
 from bert_jax.config import DataConfig
 from bert_jax.data.keyed import below, chance, key, words
-from bert_jax.data.shards import Shard, checksum
+from bert_jax.data.shards import Shard, checksum, map_array, npy_header
 from bert_jax.errors import UserError
 
 # An example: its first sentence and how many make A and B (0: B is random), in one shard.
@@ -37,6 +37,7 @@ RECORD = np.dtype(
 )
 _VERSION = 1  # of the rules; part of the key, so that a plan of other rules is not used
 _FACTS_BYTES = 2**20  # of the JSON beside a plan: far above any real one
+_RECORDS = 2**20  # looked at together
 _PLAN, _TARGET, _CHUNK = 1, 2, 3  # consumers of the seed, and of a document's key
 
 
@@ -138,7 +139,7 @@ def open_plan(
     settings += [data.duplicates, data.next_sentence, data.short_seq_prob]
     name = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
     path = Path(directory) / "pairs" / f"{name}.npy"
-    plan = _read_plan(path, data.duplicates)
+    plan = _read_plan(path, data.duplicates, shards)
     if plan is None:
         try:
             _write_plan(path, shards, data, seq_len, seed)
@@ -147,7 +148,7 @@ def open_plan(
                 f"{path.parent}: the plan of sentence pairs cannot be written there ({error}); "
                 "make room, or copy the shards to where you may write"
             ) from None
-        plan = _read_plan(path, data.duplicates)
+        plan = _read_plan(path, data.duplicates, shards)
     if plan is None:
         raise UserError(f"{path}: damaged as soon as it was written; check the disk")
     return plan
@@ -160,7 +161,7 @@ def _write_plan(
     path.parent.mkdir(exist_ok=True)
     counts = []
     with _whole_file(path) as file:
-        _write_header(file, 0)
+        file.write(npy_header(RECORD, 0))
         for variant in range(data.duplicates):
             count = 0
             for chunk in cut_documents(shards, data, seq_len, seed, variant):
@@ -168,15 +169,9 @@ def _write_plan(
                 count += len(chunk)
             counts.append(count)
         file.seek(0)
-        _write_header(file, sum(counts))
+        file.write(npy_header(RECORD, sum(counts)))
     with _whole_file(path.with_suffix(".json")) as file:
         file.write(json.dumps({"counts": counts, "checksum": checksum(path)}).encode())
-
-
-def _write_header(file: BinaryIO, count: int) -> None:
-    # NumPy pads the header so that its length is the same whatever the count.
-    header = {"descr": RECORD.descr, "fortran_order": False, "shape": (count,)}
-    np.lib.format.write_array_header_1_0(file, header)
 
 
 @contextlib.contextmanager
@@ -197,17 +192,30 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
-def _read_plan(path: Path, variants: int) -> Plan | None:
+def _read_plan(path: Path, variants: int, shards: Sequence[Shard]) -> Plan | None:
     """The plan at `path`, or None where it is absent, unfinished or damaged."""
     try:
         with open(path.with_suffix(".json"), "rb") as file:
             facts = json.loads(file.read(_FACTS_BYTES))
         if facts["checksum"] != checksum(path):
             return None
-        records = np.load(path, mmap_mode="r", allow_pickle=False)
-        counts = tuple(int(count) for count in facts["counts"])
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        counts = tuple(facts["counts"])
+        if len(counts) != variants or not all(type(count) is int and count > 0 for count in counts):
+            return None
+        records = np.asarray(map_array(path, RECORD, sum(counts)))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, UserError):
         return None
-    if records.dtype != RECORD or records.shape != (sum(counts),) or len(counts) != variants:
-        return None
-    return Plan(np.asarray(records), counts)
+    return Plan(records, counts) if _fits(records, shards) else None
+
+
+def _fits(records: np.ndarray, shards: Sequence[Shard]) -> bool:
+    """Whether every example has an A, and only sentences that its shard has."""
+    sentences = np.array([len(shard.sentences) - 1 for shard in shards])
+    for start in range(0, len(records), _RECORDS):
+        part = records[start : start + _RECORDS]
+        if part["shard"].max() >= len(shards) or part["a"].min() == 0:
+            return False
+        ends = part["sentence"].astype(np.int64) + part["a"] + part["b"]
+        if np.any(ends > sentences[part["shard"]]):
+            return False
+    return True

@@ -134,7 +134,7 @@ class ShardWriter:
 
     def __enter__(self) -> Self:
         self._file = open(self._temporary("tokens"), "wb")
-        self._file.write(_header(self._dtype, self._tokens))
+        self._file.write(npy_header(self._dtype, self._tokens))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,7 +158,7 @@ class ShardWriter:
     def finish(self) -> ShardEntry | None:
         """Complete the files and return their entry; None, and no file, for an empty shard."""
         self._file.seek(0)
-        self._file.write(_header(self._dtype, self._tokens))
+        self._file.write(npy_header(self._dtype, self._tokens))
         _flush_to_disk(self._file)
         self._file.close()
         if not self._tokens:
@@ -167,7 +167,7 @@ class ShardWriter:
         sentences, documents = np.concatenate(self._sentences), np.concatenate(self._documents)
         for array, values in (("sentences", sentences), ("documents", documents)):
             with open(self._temporary(array), "wb") as file:
-                file.write(_header(values.dtype, len(values)))
+                file.write(npy_header(values.dtype, len(values)))
                 file.write(values.data)  # np.save would lose the errno of a full disk
                 _flush_to_disk(file)
         for array in ARRAYS:
@@ -322,20 +322,31 @@ def _open_shard(directory: Path, entry: ShardEntry, vocab_size: int, verify: boo
         path = shard_file(directory, entry.name, array)
         if not path.is_file():
             raise UserError(f"{path}: missing; {_REMEDY}")
+        if path.is_symlink():  # no name in a manifest leads out of its directory
+            raise UserError(f"{path}: a link, where `prepare` writes a file; copy the file there")
         if verify and checksum(path) != entry.checksums[path.name]:
             raise UserError(
                 f"{path}: truncated, edited or damaged (its checksum differs); {_REMEDY}"
             )
-        arrays[array] = _map_array(path, dtype, length)
+        arrays[array] = map_array(path, dtype, length)
     shard = Shard(**arrays)
     if verify:
         _check_contents(directory, entry.name, shard, vocab_size)
     return shard
 
 
-def _map_array(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
-    """Map an array whose header must be byte for byte the one that was written: none is parsed."""
-    header = _header(dtype, length)
+def map_array(path: Path, dtype: np.dtype, length: int) -> np.ndarray:
+    """Map an array whose header must be byte for byte the one that was written: none is parsed.
+
+    Args:
+      path: an .npy file.
+      dtype: of its elements.
+      length: their number; the array is [length].
+
+    Raises:
+      UserError: it holds something else.
+    """
+    header = npy_header(dtype, length)
     with open(path, "rb") as file:
         found = file.read(len(header))
     if found != header or path.stat().st_size != len(header) + length * dtype.itemsize:
@@ -362,10 +373,14 @@ def _chunks(array: np.ndarray, overlap: int = 0) -> Iterator[np.ndarray]:
     return (array[start : start + _CHUNK + overlap] for start in range(0, len(array), _CHUNK))
 
 
-def _header(dtype: np.dtype, length: int) -> bytes:
-    """The start of an .npy file; NumPy pads it to the same size whatever the length."""
+def npy_header(dtype: np.dtype, length: int) -> bytes:
+    """The start of an .npy file of [length]; NumPy pads it to one size whatever the length."""
     header = io.BytesIO()
-    fields = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+    fields = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": (length,),
+    }
     np.lib.format.write_array_header_1_0(header, fields)
     return header.getvalue()
 

@@ -101,7 +101,7 @@ class Tokenizer:
         """
         parts = [list(cut_text(text, MAX_TEXT)) for text in texts]
         flat = [part for text_parts in parts for part in text_parts]
-        with library_errors("the tokenizer"):
+        with library_errors("the tokenizer's own rules fail on a text"):
             try:
                 encodings = self._encoder.encode_batch_fast(flat, add_special_tokens=False)
             except TypeError:  # a lone surrogate, which JSON can carry and UTF-8 cannot
@@ -209,7 +209,7 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
             raise UserError(f"{config_path}: {', '.join(rules)} must be true or false")
         backend = _wordpiece_backend(pieces, names["unk_token"], *rules.values())
     names = special_names(backend.get_vocab(), path, config)
-    with library_errors(path):
+    with library_errors(f"{path}: not a vocabulary"):
         tokenizer = Tokenizer(backend, names)
     unknown = _unknown_piece(tokenizer._document["model"])
     if unknown not in (None, names["unk_token"]):

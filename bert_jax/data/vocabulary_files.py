@@ -5,6 +5,9 @@ every later piece a wrong id; here each is an error that names file and line.
 """
 
 import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,33 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from bert_jax.errors import UserError
 
 MAX_FILE_BYTES = 64 * 2**20  # the largest published tokenizer.json files have about 35 MB
+# The longest pieces published, runs of spaces or dashes, have 128 characters. The time to find a
+# SentencePiece model's merges grows with the square of it.
+MAX_PIECE = 256
+# Rules of normalisation may replace a character by several; more than this fills the memory.
+MAX_GROWTH = 100
 WORD_MARK = "▁"  # SentencePiece's mark of a space
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Say in a line what `tokenizers` raises: bare exceptions, and panics, which are none."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what}: {error}") from error
 
 
 def read_vocab(path: Path) -> list[str]:
     """The pieces of a vocab.txt, one a line.
 
     Raises:
-      UserError: the file is not UTF-8, has a byte order mark, carriage returns, a blank line or
-        a piece twice.
+      UserError: the file is not UTF-8, has a byte order mark, carriage returns, a blank line, an
+        endless one or a piece twice.
     """
     lines = _read_text(path).split("\n")
     if lines[-1] == "":  # the end of the last line
@@ -35,6 +56,8 @@ def read_vocab(path: Path) -> list[str]:
             raise UserError(f"{path}:{number}: a carriage return: save it with Unix line ends")
         if not piece.strip(" \t"):
             raise UserError(f"{path}:{number}: a blank line: a vocabulary has a piece on each")
+        if len(piece) > MAX_PIECE:
+            raise UserError(f"{path}:{number}: {len(piece)} characters, which no piece has")
         if piece in seen:
             raise UserError(f"{path}:{number}: {piece!r} stands on line {seen[piece]} already")
         seen[piece] = number
@@ -60,6 +83,8 @@ def read_json(path: Path) -> dict:
         content = json.loads(_read_text(path), object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise UserError(f"{path}: not JSON: {error}") from error
     except RecursionError as error:
         raise UserError(f"{path}: nested too deeply to be a tokenizer's") from error
     if not isinstance(content, dict):
@@ -81,6 +106,8 @@ def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     if model.get("end_of_word_suffix"):
         raise UserError(f"{path}: field model.end_of_word_suffix: not supported")
     _check_ids(document, path)
+    if _growth(document.get("normalizer")) > MAX_GROWTH:
+        raise UserError(f"{path}: field normalizer: replaces characters by very long texts")
     document |= {"truncation": None, "padding": None}
     unigram = model["type"] == "Unigram"
     unknown = model.get("unk_id" if unigram else "unk_token")
@@ -88,10 +115,8 @@ def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
         raise UserError(f"{path}: field model: unknown text is to become {unknown!r}, no piece")
     if model["type"] == "BPE":
         model["dropout"] = None  # it would cut the same text differently each time
-    try:
+    with library_errors(f"{path}: not a tokenizer.json"):
         return tokenizers.Tokenizer.from_str(json.dumps(document))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{path}: not a tokenizer.json: {error}") from error
 
 
 def read_sentencepiece(path: Path) -> tokenizers.Tokenizer:
@@ -100,7 +125,8 @@ def read_sentencepiece(path: Path) -> tokenizers.Tokenizer:
     Raises:
       UserError: it is no such file.
     """
-    return sentencepiece_backend(_read_bytes(path), path)
+    with library_errors(f"{path}: not a SentencePiece model"):
+        return sentencepiece_backend(_read_bytes(path), path)
 
 
 def sentencepiece_backend(data: bytes, where: str | Path) -> tokenizers.Tokenizer:
@@ -117,15 +143,10 @@ def sentencepiece_backend(data: bytes, where: str | Path) -> tokenizers.Tokenize
         proto.ParseFromString(data)
     except DecodeError as error:
         raise UserError(f"{where}: not a SentencePiece model") from error
+    _check_model(proto, where)
     trainer, rules = proto.trainer_spec, proto.normalizer_spec
     pieces = [item.piece for item in proto.pieces]
     unknown = [index for index, item in enumerate(proto.pieces) if item.type == item.UNKNOWN]
-    if trainer.model_type not in (trainer.UNIGRAM, trainer.BPE) or len(unknown) != 1:
-        raise UserError(f"{where}: a SentencePiece model of kind unigram or bpe is expected")
-    if trainer.treat_whitespace_as_suffix:
-        raise UserError(f"{where}: a model that marks the ends of words is not supported")
-    if len(set(pieces)) < len(pieces):
-        raise UserError(f"{where}: a piece stands twice")
     if trainer.model_type == trainer.UNIGRAM:
         vocab = [(item.piece, item.score) for item in proto.pieces]
         model = models.Unigram(vocab, unknown[0], trainer.byte_fallback)
@@ -175,6 +196,29 @@ def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
     ]
 
 
+def _check_model(proto: Any, where: str | Path) -> None:
+    """Refuse a kind that `tokenizers` does not run, and pieces or scores that are none."""
+    trainer, rules = proto.trainer_spec, proto.normalizer_spec
+    pieces = [item.piece for item in proto.pieces]
+    if (
+        trainer.model_type not in (trainer.UNIGRAM, trainer.BPE)
+        or sum(item.type == item.UNKNOWN for item in proto.pieces) != 1
+    ):
+        raise UserError(f"{where}: a SentencePiece model of kind unigram or bpe is expected")
+    if trainer.treat_whitespace_as_suffix:
+        raise UserError(f"{where}: a model that marks the ends of words is not supported")
+    if not all(isinstance(piece, str) and len(piece) <= MAX_PIECE for piece in pieces):
+        raise UserError(f"{where}: a piece that is not UTF-8, or longer than any piece is")
+    if not all(math.isfinite(item.score) for item in proto.pieces):
+        raise UserError(f"{where}: a piece whose score is no number")
+    charsmap = rules.precompiled_charsmap  # the size of a trie, the trie, texts that end in NUL
+    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
+    if max(map(len, texts)) > MAX_GROWTH:
+        raise UserError(f"{where}: its rules replace characters by very long texts")
+    if len(set(pieces)) < len(pieces):
+        raise UserError(f"{where}: a piece stands twice")
+
+
 def _check_ids(document: dict, path: Path) -> None:
     """Every id from 0 up has exactly one piece, in the model or among the added tokens."""
     vocab, added = document["model"].get("vocab"), document.get("added_tokens", [])
@@ -189,9 +233,9 @@ def _check_ids(document: dict, path: Path) -> None:
     except (TypeError, ValueError, KeyError) as error:
         raise UserError(f"{path}: field model.vocab or added_tokens is malformed") from error
     if not all(type(number) is int for number in ids) or not all(
-        isinstance(piece, str) for piece in [*owners.values(), *tokens]
+        isinstance(piece, str) and len(piece) <= MAX_PIECE for piece in [*owners.values(), *tokens]
     ):
-        raise UserError(f"{path}: field model.vocab: ids are integers and pieces are strings")
+        raise UserError(f"{path}: field model.vocab: ids are integers and pieces short strings")
     if len(owners) < size or len(set(owners.values())) < size:
         raise UserError(f"{path}: field model.vocab: two pieces share an id, or a piece has two")
     for piece, number in tokens.items():
@@ -204,7 +248,21 @@ def _check_ids(document: dict, path: Path) -> None:
         raise UserError(f"{path}: no piece has the id {hole}: ids must run from 0 without holes")
 
 
+def _growth(rules: Any) -> int:
+    """The most characters that a tokenizer.json's normalizer makes of one."""
+    if not isinstance(rules, dict):
+        return 1
+    inner = rules.get("normalizers")
+    content = rules.get("content")
+    most = max(1, len(content)) if isinstance(content, str) else 1
+    for rule in inner if isinstance(inner, list) else ():
+        most *= _growth(rule)
+    return most
+
+
 def _read_bytes(path: Path) -> bytes:
+    if path.exists() and not path.is_file():  # to open a named pipe is to wait for its writer
+        raise UserError(f"{path}: not a regular file")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

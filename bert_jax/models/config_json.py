@@ -86,7 +86,7 @@ def _model_fields() -> list[dataclasses.Field]:
 def _checked(value: Any, spec: dataclasses.Field, where: str) -> Any:
     """`value` as the type of the field's default, in its range."""
     kind = type(spec.default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
     if type(value) is not kind:
         raise UserError(f"{where}: {spec.name} is {value!r}: it must be of type {kind.__name__}")

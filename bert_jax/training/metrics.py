@@ -23,6 +23,7 @@ METRICS_FILE = "metrics.jsonl"
 ENVIRONMENT_FILE = "environment.json"
 # A line is about 350 bytes: three million of them.
 _MAX_METRICS_BYTES = 1 << 30
+_MAX_LINE_BYTES = 1 << 20
 _PACKAGES = (
     "bert-jax",
     "jax",
@@ -122,11 +123,12 @@ def read_metrics(run_directory: Path) -> list[dict[str, Any]]:
         return []
     if path.stat().st_size > _MAX_METRICS_BYTES:
         raise UserError(f"{path} is larger than {_MAX_METRICS_BYTES >> 20} MiB: no metrics file")
-    with path.open("rb") as lines:
+    with path.open("rb") as file:
+        lines = iter(lambda: file.readline(_MAX_LINE_BYTES), b"")
         return [
             _parse(line, f"{path}, line {number}")
             for number, line in enumerate(lines, 1)
-            if line.endswith(b"\n")
+            if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES
         ]
 
 

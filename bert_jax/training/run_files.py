@@ -28,6 +28,8 @@ def read_json(path: Path, max_bytes: int) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
+        if not path.is_file():  # to read a named pipe is to wait for its writer
+            raise ValueError("not a regular file")
         if path.stat().st_size > max_bytes:
             raise ValueError(f"over {max_bytes >> 20} MiB")
         content = json.loads(path.read_bytes())

@@ -250,3 +250,12 @@ def test_a_shard_does_not_outgrow_its_offsets(tmp_path: Path) -> None:
     offsets = np.array([0, 1], np.uint32)
     with ShardWriter(tmp_path, "train-00000", 10) as writer, pytest.raises(OverflowError):
         writer.append(Shard(huge, offsets, offsets))
+
+
+def test_a_link_out_of_the_directory_is_refused(directory: Path, tmp_path_factory) -> None:
+    path = shard_file(directory, "train-00000", "tokens")
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    with pytest.raises(UserError, match=r"tokens\.npy: a link"):
+        open_shards(directory, "train")

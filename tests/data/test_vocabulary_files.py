@@ -1,6 +1,7 @@
 """Broken vocabularies of others: each is refused, and the message says where."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,58 @@ def test_what_is_not_a_sentencepiece_model_is_refused(data, tmp_path_factory):
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"x\.model"):
         load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["model"]["vocab"].update({"a" * 300: 31}), "short strings"),
+        (lambda d: d["model"].update(unk_token="[PAD]"), r"unknown text is to become '\[PAD\]'"),
+        (lambda d: d.update(normalizer=replacing("a", "a" * 200)), "very long texts"),
+        (lambda d: d.update(normalizer=replacing(" ", "a" * 20, times=2)), "very long texts"),
+    ],
+)
+def test_a_tokenizer_json_that_would_do_harm_is_refused(change, message, saved, tmp_path):
+    with pytest.raises(UserError, match=message):
+        load_tokenizer(broken(saved, tmp_path, change))
+
+
+def replacing(old: str, new: str, times: int = 1) -> dict:
+    rule = {"type": "Replace", "pattern": {"String": old}, "content": new}
+    return {"type": "Sequence", "normalizers": [rule] * times}
+
+
+def test_a_rule_that_fails_on_a_text_is_told(saved, tmp_path):
+    def endless(document: dict) -> None:
+        document["normalizer"] = replacing("", "")
+        document["normalizer"]["normalizers"][0]["pattern"] = {"Regex": "(a+)+b"}
+
+    tokenizer = load_tokenizer(broken(saved, tmp_path, endless))
+    with pytest.raises(UserError, match="own rules fail on a text"):
+        tokenizer.encode_batch(["a" * 40])
+
+
+def test_a_number_of_thousands_of_digits_is_told(tmp_path):
+    (tmp_path / "tokenizer.json").write_text('{"version": ' + "9" * 5000 + "}")
+    with pytest.raises(UserError, match=r"tokenizer\.json: not JSON"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "vocab.txt")
+    with pytest.raises(UserError, match="not a regular file"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("value", [0, 1.0, None])
+def test_settings_of_a_bare_vocab_are_true_or_false(value, tmp_path):
+    (tmp_path / "vocab.txt").write_text(GOOD)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": value}))
+    with pytest.raises(UserError, match="do_lower_case"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_piece_longer_than_any_is_refused(tmp_path):
+    (tmp_path / "vocab.txt").write_text(GOOD + "a" * 300)
+    with pytest.raises(UserError, match=r"vocab.txt:8: 300 characters"):
+        load_tokenizer(tmp_path)

@@ -70,6 +70,7 @@ def test_absent_fields_have_the_defaults_of_transformers():
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps"),
+        ({"layer_norm_eps": 10**400}, "layer_norm_eps"),
         ({"hidden_size": 100}, "does not divide"),
     ],
 )
