@@ -42,6 +42,8 @@ def read_seal(folder: Path) -> dict[str, Any]:
       PermissionError: it may not be read.
     """
     try:
+        if not (folder / SEAL_FILE).is_file():
+            raise Damage(f"{SEAL_FILE} is missing")
         if (folder / SEAL_FILE).stat().st_size > _MAX_BYTES:
             raise Damage(f"{SEAL_FILE} is too large")
         stored = (folder / SEAL_FILE).read_bytes()

@@ -279,7 +279,7 @@ def test_without_a_whole_one_the_run_does_not_begin_anew(run, capfd):
     for _ in range(2):
         with pytest.raises(UserError, match=r"no checkpoint is whole.*damaged away"):
             restore(run)
-    assert capfd.readouterr().err.count("No such file") == 2
+    assert capfd.readouterr().err.count("seal.json is missing") == 2
     assert sorted(os.listdir(run / "checkpoints/damaged")) == ["1-2", "2-1"]
     # The way out that it tells of.
     shutil.move(run / "checkpoints/damaged", run / "elsewhere")
