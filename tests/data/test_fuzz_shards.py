@@ -59,19 +59,20 @@ def write_agreeing(folder: Path, contents: dict[str, bytes]) -> None:
 
 def opens_well(folder: Path, *, verify: bool) -> bool:
     try:
-        (shard,) = open_shards(folder, "train", verify=verify)
+        opened = open_shards(folder, "train", verify=verify)
     except UserError as error:
         return refused(error)
-    (entry,) = read_manifest(folder).splits["train"].shards
-    assert len(shard.tokens) == entry.tokens
-    assert len(shard.sentences) == entry.sentences + 1
-    assert len(shard.documents) == entry.documents + 1
-    if verify:
-        assert shard.tokens.max() < read_manifest(folder).vocab_size
-        assert np.all(np.diff(shard.sentences.astype(np.int64)) > 0)
-        assert np.all(np.diff(shard.documents.astype(np.int64)) > 0)
-        assert shard.sentences[-1] == len(shard.tokens)
-        assert shard.documents[-1] == len(shard.sentences) - 1
+    manifest = read_manifest(folder)
+    for shard, entry in zip(opened, manifest.splits["train"].shards, strict=True):
+        assert len(shard.tokens) == entry.tokens
+        assert len(shard.sentences) == entry.sentences + 1
+        assert len(shard.documents) == entry.documents + 1
+        if verify:
+            assert shard.tokens.max() < manifest.vocab_size
+            assert np.all(np.diff(shard.sentences.astype(np.int64)) > 0)
+            assert np.all(np.diff(shard.documents.astype(np.int64)) > 0)
+            assert shard.sentences[-1] == len(shard.tokens)
+            assert shard.documents[-1] == len(shard.sentences) - 1
     return True
 
 
