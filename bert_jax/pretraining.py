@@ -32,6 +32,8 @@ from bert_jax.data.shards import SPLITS, Manifest, open_shards, read_manifest
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.fill_mask import choose_sentences, predict_masks
+from bert_jax.interop import load_weights
+from bert_jax.interop.init_from import adopt, start_params
 from bert_jax.models import BertForPreTraining
 from bert_jax.prepare import default_directory, prepare
 from bert_jax.report import write_report
@@ -98,7 +100,9 @@ def _train(
 ) -> bool:
     keep_compiled_programs()
 
-    # 1. The devices. What the mesh cannot divide is told before hours of other work.
+    # 1. What model and which devices. What the mesh cannot divide is told before hours of work.
+    if config.init_from:
+        config = adopt(config, load_weights(config.init_from))
     mesh = make_mesh(config.mesh)
     check_mesh(config, mesh)
 
@@ -119,7 +123,7 @@ def _train(
     if not cluster.by_first("run directory", open_directory):
         return _nothing_to_save(cluster)
 
-    # 4. The state: of the newest checkpoint, else from scratch.
+    # 4. The state: of the newest checkpoint, else of given weights, else from scratch.
     watchdog.begin("compile")
     with jax.set_mesh(mesh):
         model = BertForPreTraining(config.model, next_sentence=config.data.next_sentence)
@@ -128,6 +132,8 @@ def _train(
         checkpoints, stored = Checkpoints(directory, config.keep_checkpoints), {}
         if restored := checkpoints.restore(abstract):
             state, stored = restored
+        elif config.init_from:
+            state = _begin_with_weights(config.init_from, tokenizer, state, cluster)
         window = Window(clock, stored)
         train_step = compile_train_step(
             abstract,
@@ -187,6 +193,16 @@ def _train(
     return finished
 
 
+def _begin_with_weights(
+    source: str, tokenizer: Tokenizer, state: TrainState, cluster: Cluster
+) -> TrainState:
+    params, at_random = start_params(load_weights(source), tokenizer, state.params)
+    if cluster.index == 0:
+        told = f"; at random: {', '.join(at_random)}" if at_random else ""
+        print(f"begun with {source}{told}")
+    return dataclasses.replace(state, params=params)
+
+
 def _nothing_to_save(cluster: Cluster) -> bool:
     if cluster.index == 0:
         print(STOPPED, file=sys.stderr)
@@ -241,8 +257,9 @@ def _tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
     tokenizer = load_tokenizer(directory / "tokenizer")
     if tokenizer.digest != manifest.tokenizer_digest:
         raise UserError(
-            f"{directory / 'tokenizer'}: not the tokenizer that its token shards were made with; "
-            "put that one back, or prepare the shards again"
+            f"{directory / 'tokenizer'}: not the tokenizer that its token shards were made with "
+            f"(hash {manifest.tokenizer_digest}, found {tokenizer.digest}); put that one back, or "
+            "prepare the shards again"
         )
     return tokenizer
 

@@ -19,6 +19,8 @@ _EXAMPLES = """examples:
       the paper's recipe on one's own text, prepared by python -m bert_jax.prepare
   python -m bert_jax.train --config=tiny --config.phases[0].steps=500 --config.mesh.fsdp=2
       a recipe with fields changed
+  python -m bert_jax.train --config=base --init_from=bert-base --config.data.dir=data/books
+      going on from a published checkpoint, on text prepared with --vocab=bert-base
 """
 
 
@@ -30,6 +32,9 @@ def main() -> None:
         "--workdir", metavar="DIR", help="the run's directory; runs/RECIPE where it is not given"
     )
     parser.add_argument(
+        "--init_from", metavar="SOURCE", help="weights to begin with; as --config.init_from"
+    )
+    parser.add_argument(
         "--distributed",
         action="store_true",
         help="one of several processes, which JAX finds by itself (Cloud TPU pods, SLURM, Open "
@@ -37,6 +42,7 @@ def main() -> None:
         "and JAX_PROCESS_ID",
     )
     arguments, config = parse(parser)
+    config.init_from = arguments.init_from or config.init_from
     recipe = Path(arguments.config.partition(":")[0]).stem
     directory = Path(arguments.workdir or f"runs/{recipe}")
     # Only now, for it takes seconds: --help and mistakes are answered at once.

@@ -33,6 +33,13 @@ def adopt(config: Config, weights: Weights) -> Config:
             f"{weights.source}: has no vocabulary, which says what the rows of its embedding are; "
             "put its vocab.txt or tokenizer.json there"
         )
+    longest = max(phase.seq_len for phase in config.phases)
+    if longest > weights.config.max_position_embeddings:
+        raise UserError(
+            f"{weights.source}: it takes sequences of {weights.config.max_position_embeddings} "
+            f"pieces, and a phase has seq_len={longest}; extend it by python -m bert_jax.convert "
+            f"--max_position_embeddings={longest}"
+        )
     names = [spec.name for spec in fields(BertConfig) if spec.name not in _OF_THE_RECIPE]
     given = {name: getattr(weights.config, name) for name in names}
     added = len(new_pieces(config.corpus.new_tokens)) if config.corpus.new_tokens else 0
