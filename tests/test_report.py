@@ -81,7 +81,7 @@ def make_run(
             records.append(eval_record(step, next_sentence))
     if last == 3000:
         seconds = {"corpus": 41.0, "vocabulary": 5.5, "compile": 12.0, "train": 260.0, "eval": 9.5}
-        records.append({"kind": "time", "step": last, "seconds": seconds})
+        records.append({"kind": "time", "step": last, "session": 1.7e9, "seconds": seconds})
         (directory / "predictions.json").write_text(json.dumps({"examples": EXAMPLES}))
         environment = {"python": "3.11.7", "devices": {"cpu": 8}, "command": ["train", "<b>"]}
         (directory / "environment.json").write_text(json.dumps(environment))
@@ -210,7 +210,10 @@ def test_hostile_text_stays_text(tmp_path):
         json.dumps({hostile: hostile, "devices": {hostile: hostile}})
     )
     with (run / "metrics.jsonl").open("a") as lines:
-        print(json.dumps({"kind": "time", "seconds": {hostile: 3.0}}), file=lines)
+        print(
+            json.dumps({"kind": "time", "step": 1, "session": 1.0, "seconds": {hostile: 3.0}}),
+            file=lines,
+        )
         print(json.dumps({"kind": "eval", "step": 3000, "mlm_loss": hostile}), file=lines)
     page = Page(write_report(run))
     assert not {"script", "img", "b"} & set(page.tags)
@@ -263,7 +266,7 @@ def test_a_run_of_one_phase_with_numbers_that_are_none(tmp_path):
         ("config.json", None, "no run directory, for it has no config.json"),
         ("config.json", "{", r"config\.json: cannot be read"),
         ("config.json", "[]", r"config\.json: not a JSON object"),
-        ("config.json", "{}", r"config\.json: not a run's config \('model'\)"),
+        ("config.json", "{}", r"config\.json: not a run's config \(model, phases mis"),
         ("config.json", '{"model": {"x": 1}, "phases": []}', "not a run's config .*'x'"),
         ("config.json", '{"model": {"hidden_size": "1"}, "phases": []}', "hidden_size is '1'"),
         ("config.json", '{"model": {}, "phases": [{"steps": 0}]}', "must be positive"),

@@ -119,7 +119,11 @@ def test_without_next_sentence_prediction(shards, tmp_path):
     ("change", "told"),
     [
         (lambda c: setattr(c.model, "hidden_size", 16), r"config\.model\.hidden_size=32"),
-        (lambda c: setattr(c, "seed", 1), r"config\.seed=0"),
+        (lambda c: setattr(c, "seed", 1), r"config\.seed=0, and this one 1"),
+        (lambda c: setattr(c.model, "num_attention_heads", 4), r"num_attention_heads=2, .* 4"),
+        (lambda c: setattr(c.model, "dtype", "bfloat16"), r"dtype='float32', .* 'bfloat16'"),
+        (lambda c: setattr(c.phases[1], "seq_len", 32), r"phases\[1\]\.seq_len=64, .* 32"),
+        (lambda c: setattr(c.optimizer, "spike_sigmas", 6.0), r"spike_sigmas=0\.0, .* 6\.0"),
         (lambda c: setattr(c, "phases", c.phases[:1]), "other phases"),
     ],
 )

@@ -37,6 +37,6 @@ def _processor() -> str:
     """A hash of what the host's processor is and can do."""
     facts = [platform.machine(), platform.processor()]
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-        facts += sorted({line for line in lines if line.startswith(("model name", "flags", "Feat"))})
+        lines = set(Path("/proc/cpuinfo").read_text(errors="replace").splitlines())
+        facts += sorted(line for line in lines if line.startswith(("model name", "flags", "Feat")))
     return hashlib.blake2b("\n".join(facts).encode(), digest_size=6).hexdigest()

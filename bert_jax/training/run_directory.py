@@ -135,7 +135,9 @@ def _typed(schema: type[T], values: Any) -> T:
     if not isinstance(values, dict):
         raise TypeError(f"{values!r} where settings were expected")
     for name, value in values.items():
-        default = getattr(made, name, None)
+        if name not in {spec.name for spec in dataclasses.fields(made)}:
+            raise TypeError(f"no setting is called {name!r}")
+        default = getattr(made, name)
         if dataclasses.is_dataclass(default):
             value = _typed(type(default), value)
         elif isinstance(default, tuple) and isinstance(value, list):

@@ -34,7 +34,7 @@ def test_records_come_back_as_written(tmp_path):
     records = [
         {"kind": "baseline", "time": 1.0, "mlm_accuracy": 0.06},
         train(10, loss=5.25, mfu=None),
-        {"kind": "time", "time": 2.0, "step": 10, "seconds": {"train": 1.25}},
+        {"kind": "time", "time": 2.0, "step": 10, "session": 1.0, "seconds": {"train": 1.25}},
     ]
     with MetricsWriter(tmp_path / "run", 0) as writer:
         for number, record in enumerate(records, 1):
@@ -53,7 +53,9 @@ def test_scalars_of_jax_and_numpy_and_what_json_has_not(tmp_path):
         writer.write(
             train(1, a=np.float32(0.5), b=jnp.asarray(2), c=float("nan"), d=np.float64("inf"))
         )
-        writer.write({"kind": "time", "step": 1, "seconds": {"train": float("-inf")}})
+        writer.write(
+            {"kind": "time", "step": 1, "session": 1.0, "seconds": {"train": float("-inf")}}
+        )
     first, second = read_metrics(tmp_path)
     assert (first["a"], first["b"], first["c"], first["d"]) == (0.5, 2, None, None)
     assert second["seconds"] == {"train": None}
@@ -66,7 +68,7 @@ def test_a_resumed_run_has_one_history(tmp_path):
         for step in (10, 20, 30):
             writer.write(train(step, loss=1.0))
             writer.write({"kind": "eval", "step": step, "mlm_loss": 1.0})
-        writer.write({"kind": "time", "step": 30, "seconds": {"train": 3.0}})
+        writer.write({"kind": "time", "step": 30, "session": 1.0, "seconds": {"train": 3.0}})
     with MetricsWriter(tmp_path, 20) as writer:
         writer.write(train(30, loss=2.0))
     kept = [(record["kind"], record.get("step")) for record in read_metrics(tmp_path)]
@@ -80,6 +82,17 @@ def test_a_resumed_run_has_one_history(tmp_path):
         ("train", 30),
     ]
     assert read_metrics(tmp_path)[-1]["loss"] == 2.0
+
+
+def test_what_a_resumed_run_writes_anew_is_dropped(tmp_path):
+    """It goes on from step 20, whose evaluation was broken off, and where a phase begins."""
+    kinds = [("baseline", 0), ("skip", 3), ("eval", 10), ("train", 20), ("skip", 20)]
+    later = [("baseline", 20), ("eval", 20), ("skip", 21), ("train", 30)]
+    with MetricsWriter(tmp_path, 0) as writer:
+        for kind, step in kinds + later:
+            writer.write({"kind": kind, "step": step})
+    MetricsWriter(tmp_path, 20, evaluated=10).close()
+    assert [(record["kind"], record["step"]) for record in read_metrics(tmp_path)] == kinds
 
 
 @given(cut=st.integers(0, 400), step=st.integers(0, 50))
@@ -104,7 +117,12 @@ def test_a_file_cut_anywhere_reads_and_resumes(tmp_path_factory, cut, step):
         b'{"kind": "train"}',
         b'{"kind": "train", "step": "1"}',
         b'{"kind": "eval", "step": true}',
-        b'{"kind": "time", "seconds": 3}',
+        b'{"kind": "time", "step": 1, "session": 1.0, "seconds": 3}',
+        b'{"kind": "time", "step": 1, "seconds": {}}',
+        b'{"kind": "time", "session": 1.0, "seconds": {}}',
+        b'{"kind": "time", "step": 1, "session": 1.0, "seconds": {"train": "1"}}',
+        b'{"kind": "skip"}',
+        b'{"kind": "baseline", "step": "1"}',
         b"[" * 100_000,
     ],
 )

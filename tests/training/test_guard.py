@@ -1,0 +1,195 @@
+"""Bad numbers change nothing, are told with their step, and end a run that they have ruined."""
+
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small_run
+
+from bert_jax.config import BertConfig, MeshConfig, OptimizerConfig
+from bert_jax.models import BertForPreTraining
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.sharding import make_mesh, shard_batch
+from bert_jax.training.state import NORM_WINDOW, TrainState, create_state
+from bert_jax.training.steps import compile_train_step
+
+ROWS, LENGTH, PREDICTIONS = 16, 16, 3
+CONFIG = BertConfig(
+    vocab_size=93,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    intermediate_size=32,
+    max_position_embeddings=32,
+    vocab_multiple=8,
+    scan_layers=False,
+)
+
+
+def random_batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+
+    def ids(*shape: int) -> np.ndarray:
+        return rng.integers(5, CONFIG.vocab_size, shape).astype(np.int32)
+
+    return {
+        "input_ids": ids(ROWS, LENGTH),
+        "token_type_ids": np.zeros((ROWS, LENGTH), np.int32),
+        "attention_mask": np.ones((ROWS, LENGTH), np.int32),
+        "masked_lm_positions": rng.integers(1, LENGTH, (ROWS, PREDICTIONS)).astype(np.int32),
+        "masked_lm_ids": ids(ROWS, PREDICTIONS),
+        "masked_lm_weights": np.ones((ROWS, PREDICTIONS), np.float32),
+        "next_sentence_labels": rng.integers(0, 2, ROWS).astype(np.int32),
+        "next_sentence_weights": np.ones(ROWS, np.float32),
+    }
+
+
+class Training:
+    """A step compiled on a mesh of eight devices, and a state to begin with."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int] = (8, 1, 1),
+        accumulate: int = 1,
+        dtype: str = "float32",
+        sigmas: float = 0.0,
+    ) -> None:
+        data, fsdp, tensor = shape
+        self.mesh = make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
+        model = BertForPreTraining(dataclasses.replace(CONFIG, dtype=dtype))
+        optimizer = make_optimizer(OptimizerConfig(name="adamw", warmup_steps=0), 100)
+        with jax.set_mesh(self.mesh):
+            self.state, abstract = create_state(model, optimizer, self.mesh, seed=3)
+            self._step = compile_train_step(
+                abstract, model, optimizer, seed=3, accumulate=accumulate, spike_sigmas=sigmas
+            )
+
+    def step(self, state: TrainState) -> tuple[TrainState, Any, Any]:
+        with jax.set_mesh(self.mesh):
+            return self._step(state, shard_batch(self.mesh, random_batch()))
+
+    def fresh(self) -> TrainState:
+        """A copy of the state, for a step to consume."""
+        return jax.tree.map(jnp.copy, self.state)
+
+    def with_parameter(self, name: str, value: float) -> TrainState:
+        """The state with all values of a kind of parameter replaced."""
+
+        def change(path: Any, leaf: jax.Array) -> jax.Array:
+            return jnp.full_like(leaf, value) if name in jax.tree_util.keystr(path) else leaf
+
+        params = jax.tree_util.tree_map_with_path(change, self.state.params)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state.params)
+        return self.fresh().replace(params=jax.device_put(params, shardings))
+
+
+def bits(state: TrainState) -> dict[str, bytes]:
+    leaves = jax.tree_util.tree_leaves_with_path(state.replace(step=0))
+    return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+@pytest.mark.parametrize(
+    ("shape", "accumulate", "dtype", "name", "value"),
+    [
+        ((2, 2, 2), 1, "float32", "word_embeddings", np.inf),
+        ((4, 1, 2), 2, "bfloat16", "word_embeddings", 3e38),
+    ],
+)
+def test_a_step_of_bad_numbers_changes_not_a_bit(shape, accumulate, dtype, name, value):
+    training = Training(shape, accumulate, dtype)
+    state = training.with_parameter(name, value)
+    # Moments that are not zero, for a change to show.
+    moments = jax.tree.map(lambda leaf: leaf + jnp.asarray(3, leaf.dtype), training.state.opt_state)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, training.state.opt_state)
+    state = state.replace(opt_state=jax.device_put(moments, shardings))
+    before = bits(state)
+    after, metrics, outcome = training.step(state)
+    assert bool(outcome.skipped)
+    assert not np.isfinite(outcome.loss)
+    assert bits(after) == before
+    assert int(after.step) == 1, "the next batch is another"
+    assert all(float(number) == 0 for number in jax.tree.leaves(metrics)), "in no mean"
+
+
+@pytest.fixture(scope="module")
+def training() -> Training:
+    """One that knows spikes too."""
+    return Training(sigmas=6.0)
+
+
+def test_a_sound_step_is_taken(training):
+    before = bits(training.state)
+    after, metrics, outcome = training.step(training.fresh())
+    assert not bool(outcome.skipped)
+    assert float(metrics["mlm_loss"][1]) == ROWS * PREDICTIONS
+    assert after.grad_norms[-1] == outcome.grad_norm > 0
+    changed = [path for path, value in bits(after).items() if value != before[path]]
+    assert len(changed) > len(before) / 2
+
+
+def test_a_gradient_that_overflows_is_skipped_though_the_loss_is_finite(training):
+    state = training.with_parameter("predictions']['transform']['LayerNorm']['scale", 1e25)
+    before = bits(state)
+    after, _, outcome = training.step(state)
+    assert np.isfinite(outcome.loss)
+    assert not np.isfinite(outcome.grad_norm)
+    assert bool(outcome.skipped)
+    assert bits(after) == before
+
+
+@pytest.mark.parametrize(("seen", "skipped"), [(NORM_WINDOW, True), (NORM_WINDOW - 1, False)])
+def test_a_spike_is_measured_against_a_full_window(training, seen, skipped):
+    norms = np.zeros(NORM_WINDOW, np.float32)
+    norms[NORM_WINDOW - seen :] = 0.01 + 0.001 * np.arange(seen) / seen
+    sharding = training.state.grad_norms.sharding
+    state = training.fresh().replace(grad_norms=jax.device_put(jnp.asarray(norms), sharding))
+    before = bits(state)
+    after, _, outcome = training.step(state)
+    assert bool(outcome.skipped) == skipped
+    assert (bits(after) == before) == skipped
+    assert int(after.step) == 1
+
+
+def test_a_ruined_run_ends_without_a_checkpoint_of_it(shards, tmp_path):
+    """A learning rate that ruins the model in its second step."""
+    run = tmp_path / "run"
+    flags = ("--config.optimizer.learning_rate=1e30", "--config.optimizer.max_skipped=4")
+    command = small_run.command(shards, run, *flags, "--config.checkpoint_every=1")
+    done = subprocess.run(command, capture_output=True, text=True, cwd=small_run.ROOT, timeout=300)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "step 3 skipped: its loss is nan" in done.stderr
+    assert "error: 4 steps in a row were skipped, from step 3 on" in done.stderr
+    saved = [int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit()]
+    assert max(saved) == 2
+    records = read_metrics(run)
+    skips = [record for record in records if record["kind"] == "skip"]
+    assert [(record["step"], record["in_row"]) for record in skips] == [
+        (3, 1),
+        (4, 2),
+        (5, 3),
+        (6, 4),
+    ]
+    train = {record["step"]: record for record in records if record["kind"] == "train"}
+    assert train[2]["skipped"] == 0
+    assert train[2]["loss"] > 0
+    assert (train[4]["skipped"], train[4]["loss"]) == (1, None)
+    assert train[4]["learning_rate"] == train[2]["learning_rate"], "of the last step taken"
+    told = re.search(r"python -m (bert_jax\.batch .*? --step=\d+)", done.stderr)
+    assert told, done.stderr
+    printed = subprocess.run(
+        [sys.executable, "-m", *shlex.split(told[1])],
+        capture_output=True,
+        text=True,
+        cwd=small_run.ROOT,
+        timeout=120,
+    )
+    assert printed.stdout.startswith("step 3 of 12: phase 1"), printed.stderr

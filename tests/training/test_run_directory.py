@@ -1,0 +1,61 @@
+"""A run directory belongs to one process at a time."""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import UserError
+from bert_jax.training.run_directory import locked
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from bert_jax.training.run_directory import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(120)
+"""
+
+
+@contextlib.contextmanager
+def holder(directory: Path):
+    """Another process that holds the directory."""
+    command = [sys.executable, "-c", _HOLD, str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_directory_in_use_is_refused_and_its_holder_named(tmp_path):
+    with holder(tmp_path / "run") as process:
+        for _ in range(2):
+            told = rf"--workdir=.*/run: in use by process {process.pid} on \S+; "
+            with pytest.raises(UserError, match=told), locked(tmp_path / "run"):
+                pass
+        process.kill()
+        process.wait()
+        with locked(tmp_path / "run"):
+            pass
+
+
+def test_a_directory_is_free_again_after_its_block(tmp_path):
+    for _ in range(2):
+        with locked(tmp_path):
+            pass
+    with pytest.raises(ZeroDivisionError), locked(tmp_path):
+        _ = 1 / 0
+    with locked(tmp_path):
+        pass
+
+
+def test_a_file_is_no_run_directory(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="a file, not a directory"), locked(tmp_path / "run"):
+        pass

@@ -1,0 +1,61 @@
+"""A "train" record is the same, to the bit, wherever the run was stopped since the last one."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.training.clock import Clock
+from bert_jax.training.steps import Outcome
+from bert_jax.training.window import Stretch, Window
+
+STRETCH = Stretch(phase=0, end=100, tokens=64, flops=1e9)
+STEPS = 12
+NOISE = ("tokens_per_second", "mfu", "input_wait")
+
+
+def add_step(window: Window, step: int, skipped: bool) -> None:
+    """A step with metrics of float32 scalars, as on a device."""
+    loss, accuracy, norm = np.random.default_rng(step).uniform(0.1, 300, 3).astype(np.float32)
+    weight = jnp.float32(0 if skipped else 7)
+    metrics = {
+        "mlm_loss": (jnp.float32(0 if skipped else loss), weight),
+        "mlm_accuracy": (jnp.float32(0 if skipped else accuracy), weight),
+    }
+    outcome = Outcome(jnp.float32(np.nan) if skipped else loss, norm, jnp.bool_(skipped))
+    window.add(step, metrics, outcome)
+
+
+def stopped_at(stops: set[int], skipped: set[int]) -> tuple[dict, Window]:
+    window = Window(Clock(), {})
+    for step in range(1, STEPS + 1):
+        add_step(window, step, step in skipped)
+        if step in stops:
+            window.settle()
+            text = json.dumps(window.state())
+            assert len(text) < 1024
+            window = Window(Clock(), json.loads(text))
+    window.settle()
+    record = window.record(STEPS, STRETCH)
+    return {name: value for name, value in record.items() if name not in NOISE}, window
+
+
+@pytest.mark.parametrize("stop", range(1, STEPS))
+def test_a_record_over_a_stop_is_bit_equal(stop):
+    skipped = {5, 6}
+    record, window = stopped_at({stop}, skipped)
+    assert record == stopped_at(set(), skipped)[0]
+    assert (record["skipped"], window.skipped, window.in_row) == (2, 2, 0)
+
+
+def test_means_leave_skipped_steps_out():
+    record, _ = stopped_at(set(), {2, 3})
+    losses = [np.random.default_rng(s).uniform(0.1, 300, 3)[0] for s in range(1, STEPS + 1)]
+    kept = np.delete(losses, [1, 2])
+    assert record["loss"] == pytest.approx(kept.sum() / (7 * len(kept)))
+    assert stopped_at(set(), set(range(1, STEPS + 1)))[0]["loss"] is None
+
+
+def test_skips_in_a_row_are_counted_over_a_stop():
+    assert stopped_at({10}, {9, 10, 11, 12})[1].in_row == 4
