@@ -132,7 +132,8 @@ class Checkpoints:
 
     def _steps(self) -> list[int]:
         names = (path.name for path in self._folder.iterdir())
-        return sorted(int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]{0,8}", name))
+        steps = [int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]{0,9}", name)]
+        return sorted(step for step in steps if step < 2**31)  # an int32, as in the state
 
     def _seal(self) -> None:
         assert self._pending

@@ -130,6 +130,14 @@ def test_a_save_that_is_refused_is_an_error(run):
         Checkpoints(run, 3).save(make_state(make_mesh(1, 1, 1), 2), 2, {})
 
 
+def test_what_is_not_the_name_of_a_step_is_left_alone(run):
+    names = ("007", "-3", "2147483648", "3.old", "²")
+    for name in names:
+        (run / "checkpoints" / name).mkdir()
+    assert restore(run)[0]["step"] == 2
+    assert sorted(os.listdir(run / "checkpoints")) == sorted([*names, "1", "2"])
+
+
 def test_an_unfinished_save_is_not_used_and_makes_room(run):
     unfinished = run / "checkpoints/3.orbax-checkpoint-tmp"
     shutil.copytree(run / "checkpoints/2", unfinished)
