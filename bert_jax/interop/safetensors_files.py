@@ -104,6 +104,9 @@ def _place(name: str, entry: Any) -> tuple[np.dtype, tuple[int, ...], int, int]:
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"tensor {name[:80]!r} has a shape or a place that is none")
     shape = tuple(entry["shape"])
+    # NumPy counts up to these, a dimension of 0 beside them or not.
+    if len(shape) > 32 or math.prod(size or 1 for size in shape) > 1 << 60:
+        raise ValueError(f"tensor {name[:80]!r} has a shape that is none")
     if end - start != dtype.itemsize * math.prod(shape):
         raise ValueError(f"tensor {name[:80]!r} has {end - start} bytes for the shape {shape}")
     return dtype, shape, start, end

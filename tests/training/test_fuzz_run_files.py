@@ -60,7 +60,7 @@ def run_config(folder: Path) -> bytes:
 def reports_well(draw: random.Random, folder: Path) -> bool:
     """Whether a run is read; of a few its report is made too, which takes far longer."""
     try:
-        page = write_report(folder).read_text("utf-8") if draw.random() < 0.02 else ""
+        page = write_report(folder).read_text("utf-8") if draw.random() < 0.005 else ""
         read_run(folder)
     except UserError as error:
         return refused(error)
