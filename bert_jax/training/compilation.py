@@ -21,7 +21,7 @@ def keep_compiled_programs() -> None:
     own version and the devices, but not by what the host's processor can do, for which programs of
     the CPU are made: each kind of processor has a folder of its own.
     """
-    if jax.config.jax_compilation_cache_dir:
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "bert_jax" / f"compiled-{_processor()}"

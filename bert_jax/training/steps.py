@@ -1,5 +1,6 @@
 """The training and evaluation steps: pure functions, and their compiled, sharded forms."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -99,10 +100,10 @@ def train_step(
     accepted = jnp.isfinite(loss) & jnp.isfinite(norm)
     if spike_sigmas:
         accepted &= ~_is_spike(norm, state.grad_norms, spike_sigmas)
-    kept = TrainState(state.step, params, opt_state, jnp.append(state.grad_norms[1:], norm))
-    kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), kept, state)
+    taken = TrainState(state.step, params, opt_state, jnp.append(state.grad_norms[1:], norm))
+    kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), taken, state)
     metrics = jax.tree.map(lambda value: jnp.where(accepted, value, 0), metrics)
-    return kept.replace(step=state.step + 1), metrics, Outcome(loss, norm, ~accepted)
+    return dataclasses.replace(kept, step=state.step + 1), metrics, Outcome(loss, norm, ~accepted)
 
 
 def _is_spike(norm: jax.Array, window: jax.Array, sigmas: float) -> jax.Array:

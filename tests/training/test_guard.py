@@ -76,23 +76,24 @@ class Training:
         with jax.set_mesh(self.mesh):
             return self._step(state, shard_batch(self.mesh, random_batch()))
 
-    def fresh(self) -> TrainState:
-        """A copy of the state, for a step to consume."""
-        return jax.tree.map(jnp.copy, self.state)
+    def copy(self, **changes: Any) -> TrainState:
+        """The state with some fields changed: arrays of its own, for a step to consume."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state), out_shardings=shardings)
+        return copy(jax.device_get(dataclasses.replace(self.state, **changes)))
 
-    def with_parameter(self, name: str, value: float) -> TrainState:
-        """The state with all values of a kind of parameter replaced."""
+    def params(self, name: str, value: float) -> Any:
+        """The parameters with all values of one kind replaced."""
 
-        def change(path: Any, leaf: jax.Array) -> jax.Array:
-            return jnp.full_like(leaf, value) if name in jax.tree_util.keystr(path) else leaf
+        def change(path: Any, leaf: jax.Array) -> np.ndarray:
+            host = np.asarray(leaf)
+            return np.full_like(host, value) if name in jax.tree_util.keystr(path) else host
 
-        params = jax.tree_util.tree_map_with_path(change, self.state.params)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state.params)
-        return self.fresh().replace(params=jax.device_put(params, shardings))
+        return jax.tree_util.tree_map_with_path(change, self.state.params)
 
 
 def bits(state: TrainState) -> dict[str, bytes]:
-    leaves = jax.tree_util.tree_leaves_with_path(state.replace(step=0))
+    leaves = jax.tree_util.tree_leaves_with_path(dataclasses.replace(state, step=jnp.int32(0)))
     return {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
 
 
@@ -105,11 +106,9 @@ def bits(state: TrainState) -> dict[str, bytes]:
 )
 def test_a_step_of_bad_numbers_changes_not_a_bit(shape, accumulate, dtype, name, value):
     training = Training(shape, accumulate, dtype)
-    state = training.with_parameter(name, value)
     # Moments that are not zero, for a change to show.
-    moments = jax.tree.map(lambda leaf: leaf + jnp.asarray(3, leaf.dtype), training.state.opt_state)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, training.state.opt_state)
-    state = state.replace(opt_state=jax.device_put(moments, shardings))
+    moments = jax.tree.map(lambda leaf: np.asarray(leaf) + 3, training.state.opt_state)
+    state = training.copy(params=training.params(name, value), opt_state=moments)
     before = bits(state)
     after, metrics, outcome = training.step(state)
     assert bool(outcome.skipped)
@@ -127,7 +126,7 @@ def training() -> Training:
 
 def test_a_sound_step_is_taken(training):
     before = bits(training.state)
-    after, metrics, outcome = training.step(training.fresh())
+    after, metrics, outcome = training.step(training.copy())
     assert not bool(outcome.skipped)
     assert float(metrics["mlm_loss"][1]) == ROWS * PREDICTIONS
     assert after.grad_norms[-1] == outcome.grad_norm > 0
@@ -136,7 +135,8 @@ def test_a_sound_step_is_taken(training):
 
 
 def test_a_gradient_that_overflows_is_skipped_though_the_loss_is_finite(training):
-    state = training.with_parameter("predictions']['transform']['LayerNorm']['scale", 1e25)
+    name = "predictions']['transform']['LayerNorm']['scale"
+    state = training.copy(params=training.params(name, 1e25))
     before = bits(state)
     after, _, outcome = training.step(state)
     assert np.isfinite(outcome.loss)
@@ -149,8 +149,7 @@ def test_a_gradient_that_overflows_is_skipped_though_the_loss_is_finite(training
 def test_a_spike_is_measured_against_a_full_window(training, seen, skipped):
     norms = np.zeros(NORM_WINDOW, np.float32)
     norms[NORM_WINDOW - seen :] = 0.01 + 0.001 * np.arange(seen) / seen
-    sharding = training.state.grad_norms.sharding
-    state = training.fresh().replace(grad_norms=jax.device_put(jnp.asarray(norms), sharding))
+    state = training.copy(grad_norms=norms)
     before = bits(state)
     after, _, outcome = training.step(state)
     assert bool(outcome.skipped) == skipped
