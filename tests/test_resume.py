@@ -17,10 +17,10 @@ from bert_jax.training.seal import read_seal
 
 # As a time limit of a process, on a machine that does other things too.
 LONG = 300
-TOTAL = 400
+TOTAL = 200
 # Both phases, and windows of records and evaluations that straddle the checkpoints.
 FLAGS = [
-    *("--config.phases[0].steps=250", "--config.phases[1].steps=150"),
+    *("--config.phases[0].steps=60", "--config.phases[1].steps=140"),
     *("--config.checkpoint_every=4", "--config.log_every=3", "--config.eval_every=50"),
 ]
 
@@ -82,7 +82,7 @@ def kill_five_times(
     """A run killed at five moments, two of them while it saves; gives how many of those it met."""
     draw, within_saves = random.Random(seed), 0
     commands = [command(shards, directory, *FLAGS)] * count
-    for index, target in enumerate(sorted(draw.sample(range(1, 250), 5))):
+    for index, target in enumerate(sorted(draw.sample(range(1, 110), 5))):
         target = max(target, saved(directory) + 1)  # each start goes on for some steps
         with Processes(directory.with_suffix(f".{index}"), commands, devices) as processes:
             if index in (1, 3):
