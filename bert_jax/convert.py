@@ -5,6 +5,7 @@ missing, left over or dropped is listed.
 """
 
 import shutil
+import sys
 from pathlib import Path
 
 from bert_jax.errors import UserError, run_main
@@ -25,6 +26,7 @@ _EXAMPLES = """examples:
   python -m bert_jax.convert bert-base bert-long --to=hf --max_position_embeddings=1024
       room for longer sequences: the position table is repeated; train before use
 """
+INTERRUPTED_EXIT_CODE = 130  # as a shell reports an end by Ctrl-C
 _FORMS = {"hf": write_huggingface, "google": write_google, "bert_jax": write_run}
 
 
@@ -59,10 +61,15 @@ def main() -> None:
         raise UserError(f"--max_position_embeddings={length}: must be at least 1")
     destination = Path(arguments.destination)
     _check_destination(destination)
-    weights = load_weights(arguments.source)
-    if length is not None:
-        weights = resized(weights, length)
-    print(_summary(convert(weights, destination, arguments.to, arguments.dtype)))
+    try:
+        weights = load_weights(arguments.source)
+        if length is not None:
+            weights = resized(weights, length)
+        weights = convert(weights, destination, arguments.to, arguments.dtype)
+    except KeyboardInterrupt:
+        print("\nstopped; nothing was written", file=sys.stderr)
+        sys.exit(INTERRUPTED_EXIT_CODE)
+    print(_summary(weights))
     print(f"wrote {destination}")
 
 

@@ -20,6 +20,7 @@ from bert_jax.models.config_json import bert_config_from_json
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.fingerprint import fingerprints
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.run_directory import read_config
 from bert_jax.training.run_files import read_json, write_json
 from bert_jax.training.seal import Damage, check_files, read_seal
 
@@ -49,19 +50,19 @@ def read_run(directory: Path) -> Weights:
         if stacked_name(row.ours)[0] in params or row.ours in params
     ]
     tensors = {row.ours: _tensor(row.ours, row.shape(sizes), params, where) for row in rows}
-    named = fields.get("architecture")
+    named, head_fields = fields.get("architecture"), fields.get("head_fields")
     return Weights(
         source=str(directory),
         form=f"bert_jax at step {step:,}",
         config=config,
         architecture=architecture_of(
-            {row.scope for row in rows}, named if named in PARTS else None
+            {row.scope for row in rows}, named if named in tuple(PARTS) else None
         ),
         tensors=tensors,
         tokenizer=load_tokenizer(vocab) if vocab.is_dir() else None,
         vocab=vocab,
-        head_fields=fields.get("head_fields", {}),
-        facts=_facts(directory, fields, step) if "phases" in fields else {},
+        head_fields=head_fields if isinstance(head_fields, dict) else {},
+        facts=_facts(directory, step) if "phases" in fields else {},
     )
 
 
@@ -104,7 +105,7 @@ def _newest_params(folder: Path) -> tuple[int, dict[str, np.ndarray]]:
     """Step and parameters, by path, of the newest checkpoint that is as it was written."""
     damages = []
     steps = (path.name for path in folder.iterdir())
-    for step in sorted((int(name) for name in steps if name.isdigit()), reverse=True):
+    for step in sorted((int(name) for name in steps if name.isdecimal()), reverse=True):
         checkpoint = folder / str(step)
         try:
             seal = read_seal(checkpoint)
@@ -165,8 +166,9 @@ def _check_depth(params: Mapping[str, np.ndarray], depth: int, where: Path) -> N
         raise UserError(f"{where}: num_hidden_layers is {depth}, and the checkpoint has {found}")
 
 
-def _facts(directory: Path, config: Mapping[str, Any], step: int) -> dict[str, Any]:
+def _facts(directory: Path, step: int) -> dict[str, Any]:
     """What a model card tells of a run."""
+    config = dataclasses.asdict(read_config(directory))
     scores = [
         record
         for record in read_metrics(directory)

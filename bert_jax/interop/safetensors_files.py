@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.errors import UserError
@@ -25,7 +25,7 @@ _DTYPES = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "BF16": np.dtype(jnp.bfloat16),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "I16": np.dtype("<i2"),
@@ -43,6 +43,8 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         size of the file.
     """
     try:
+        if path.exists() and not path.is_file():  # to open a named pipe is to wait for its writer
+            raise ValueError("not a regular file")
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(0)

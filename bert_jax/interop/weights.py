@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import BertConfig
@@ -17,7 +17,7 @@ from bert_jax.interop.names import CLASSIFIER, PARTS, POOLER, Row, Stored, axis_
 DTYPES = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "bfloat16": np.dtype(jnp.bfloat16),
 }
 _SHOWN = 10
 
@@ -114,6 +114,11 @@ def match_names(
       UserError: a tensor of the encoder is missing, or a part of a head; tensors whose shape is not
         the config's or that hold no floats; more layers than the config has.
     """
+    if config.num_hidden_layers > len(stored):
+        raise UserError(
+            f"{where}: config says num_hidden_layers={config.num_hidden_layers}, and the file has "
+            f"{len(stored)} tensors"
+        )
     rows = {stored_name(row).name: row for row in table_rows(config.num_hidden_layers)}
     found = {name: row for name, row in rows.items() if name in stored}
     scopes = {row.scope for row in found.values()}

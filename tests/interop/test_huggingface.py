@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -205,10 +206,12 @@ def test_sharded_files_are_one_model(pretraining, tmp_path):
         ({"a": "/etc/passwd"}, "not the name of a safetensors file beside it"),
         ({"a": "model-9.safetensors"}, "model-9.safetensors: not a whole safetensors file"),
         ({"a": "model-1.safetensors"}, "a is not in model-1.safetensors"),
+        ({"a": "pipe.safetensors"}, "not a regular file"),
         ({"a": 3}, "weight_map must give the file of each tensor"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(change, said, pretraining):
+    os.mkfifo(pretraining / "pipe.safetensors")
     path = shard(pretraining) / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     index["weight_map"] |= change
@@ -233,6 +236,7 @@ def test_bad_directories_are_told_in_a_line(pretraining):
     refused(tensors, "'BertLMHeadModel' is not supported: use one of BertModel", **other)
     refused(tensors, r"word_embeddings.weight is \[44, 32\] and not \[45, 32\]", vocab_size=45)
     refused(tensors, "tensors are missing: bert.encoder.layer.3", num_hidden_layers=4)
+    refused(tensors, "num_hidden_layers=1000000000, and the file has", num_hidden_layers=10**9)
     refused(tensors, "tensors of other layers: bert.encoder.layer.2", num_hidden_layers=2)
     refused({n: t for n, t in tensors.items() if n != query}, f"missing: {query}")
     refused({n: t for n, t in tensors.items() if n != "cls.predictions.bias"}, "missing: cls.pred")
