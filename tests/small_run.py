@@ -149,7 +149,7 @@ class Processes:
         end = time.monotonic() + seconds
         return [process.wait(max(0.1, end - time.monotonic())) for process in self.processes]
 
-    def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 240) -> None:
         """Wait for a condition while the processes run."""
         end = time.monotonic() + seconds
         while not condition():
