@@ -193,7 +193,9 @@ def test_outputs_loss_and_gradients_equal_pytorch(shape, positions):
     assert (logits[..., config.vocab_size :] < -1e8).all()
     ours = dict(outputs, loss=value, mlm_logits=logits[..., : config.vocab_size])
     for name, tensor in expected.items():
-        assert deviation(ours[name], tensor.detach().numpy()) < 1e-5, name
+        difference = deviation(ours[name], tensor.detach().numpy())
+        print(f"{name}: {difference:.1e}")  # shown by -s
+        assert difference < 1e-5, name
 
     torch_gradients = {
         name: np.asarray(parameter.grad) for name, parameter in theirs.named_parameters()
@@ -207,5 +209,6 @@ def test_outputs_loss_and_gradients_equal_pytorch(shape, positions):
         expected_gradients,
     )
     deviations = jax.tree.map(deviation, gradients, expected_gradients, floors)
+    print(f"gradients: {max(jax.tree.leaves(deviations)):.1e}")
     for path, value in jax.tree_util.tree_leaves_with_path(deviations):
         assert value < 1e-5, jax.tree_util.keystr(path)
