@@ -1,7 +1,10 @@
 """What every test runs under: eight virtual CPU devices, no network, a fixed order of examples."""
 
+import atexit
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +25,12 @@ from hypothesis import settings
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+# Tests and the processes that they start compile the same programs: once is enough.
+COMPILED = tempfile.mkdtemp(prefix="bert_jax_compiled_")
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 
 @pytest.fixture(scope="session")

@@ -23,15 +23,6 @@ ENDLESS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """The processes of a test compile the same: once is enough."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        yield
-
-
 def run(shards: Path, directory: Path, count: int, devices: int, *flags: str) -> Path:
     """A whole run; gives its directory."""
     commands = [command(shards, directory, *flags)] * count

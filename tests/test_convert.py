@@ -1,6 +1,7 @@
 """The command `convert`: its help, its summary, its errors, and what it does without."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,17 @@ def test_mistakes_are_told_in_one_line(source, tmp_path):
         assert len(result.stderr.splitlines()) == 1
     assert [path.name for path in full.iterdir()] == ["mine.txt"]
     assert not (tmp_path / "x").exists()
+
+
+def test_a_name_of_the_hub_is_taken_from_its_cache(source, tmp_path, monkeypatch):
+    folder, commit = tmp_path / "cache" / "models--someone--small", "0" * 40
+    shutil.copytree(source, folder / "snapshots" / commit)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(commit)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    result = run_convert("someone/small", tmp_path / "out", "--to=hf")
+    assert result.returncode == 0, result.stderr
+    assert "Hugging Face, BertForPreTraining, 3 layers" in result.stdout
 
 
 def test_a_name_of_the_hub_without_its_library(tmp_path):

@@ -22,15 +22,6 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """The processes of a test compile the same: once is enough."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        yield
-
-
 def steps_saved(directory: Path) -> list[int]:
     found = (directory / "checkpoints").glob("*")
     return sorted(int(path.name) for path in found if path.name.isdigit())

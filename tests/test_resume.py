@@ -25,15 +25,6 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compilation_cache(tmp_path_factory):
-    """The processes of a test compile the same: once is enough."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        yield
-
-
 def run(shards: Path, directory: Path, *flags: str, count: int = 1, devices: int = 1) -> Path:
     """Run to the end, from wherever the directory stands; gives it."""
     commands = [command(shards, directory, *flags)] * count

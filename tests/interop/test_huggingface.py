@@ -120,6 +120,21 @@ def test_the_tokenizer_gives_the_same_ids(pretraining, tmp_path):
     assert dict(ours(pairs)) == dict(theirs(pairs))
 
 
+def test_a_tokenizer_is_read_in_each_of_its_forms(pretraining, tmp_path):
+    texts = ["The river walks under small stones.", "GREEN bird, [SEP]?", ""]
+    loaded = load_weights(pretraining).tokenizer
+    assert loaded
+    expected = [list(ids) for ids in loaded.encode_batch(texts)]
+    transformers.AutoTokenizer.from_pretrained(pretraining).save_pretrained(tmp_path / "saved")
+    (pretraining / "vocab.txt").unlink()
+    assert load_weights(pretraining).tokenizer is None
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "saved" / name, pretraining)
+    fast = load_weights(pretraining).tokenizer
+    assert fast
+    assert [list(ids) for ids in fast.encode_batch(texts)] == expected
+
+
 def test_old_names_buffers_and_tied_copies_are_known(pretraining):
     tensors = load_file(pretraining / "model.safetensors")
     plain = {name: t.read() for name, t in load_weights(pretraining).tensors.items()}
