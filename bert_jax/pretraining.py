@@ -51,7 +51,12 @@ from bert_jax.training.probe import expected_speed
 from bert_jax.training.run_directory import locked, open_run_directory
 from bert_jax.training.run_files import write_json
 from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, replicated
-from bert_jax.training.state import TrainState, create_state, parameter_count
+from bert_jax.training.state import (
+    TrainState,
+    abstract_state,
+    create_state,
+    parameter_count,
+)
 from bert_jax.training.steps import compile_eval_step, compile_train_step, forward
 from bert_jax.training.stopping import STOPPED, Stopped, StopRequest
 from bert_jax.training.watchdog import Watchdog
@@ -128,12 +133,14 @@ def _train(
     with jax.set_mesh(mesh):
         model = BertForPreTraining(config.model, next_sentence=config.data.next_sentence)
         optimizer = make_optimizer(config.optimizer, config.total_steps)
-        state, abstract = create_state(model, optimizer, mesh, config.seed)
+        abstract = abstract_state(model, optimizer, mesh)
         checkpoints, stored = Checkpoints(directory, config.keep_checkpoints), {}
         if restored := checkpoints.restore(abstract):
             state, stored = restored
-        elif config.init_from:
-            state = _begin_with_weights(config.init_from, tokenizer, state, cluster)
+        else:
+            state = create_state(model, optimizer, abstract, config.seed)
+            if config.init_from:
+                state = _begin_with_weights(config.init_from, tokenizer, state, cluster)
         window = Window(clock, stored)
         train_step = compile_train_step(
             abstract,

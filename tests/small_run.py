@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 from bert_jax.config import BertConfig, Config, OptimizerConfig, Phase
 from bert_jax.prepare import prepare
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.seal import read_seal
 
 ROOT = Path(__file__).parent.parent
 WORDS = ("river", "stone", "light", "walks", "under", "small", "green", "bird", "house", "sees")
@@ -164,3 +165,10 @@ class Processes:
         for process in self.processes:
             process.kill()
             process.wait()
+
+
+def assert_equal_runs(directory: Path, undisturbed: Path, step: int) -> None:
+    """Every train and eval record, and the hash of all bits of each array at `step`, the last."""
+    assert history(directory) == history(undisturbed)
+    left, right = (read_seal(run / f"checkpoints/{step}") for run in (directory, undisturbed))
+    assert left["arrays"] == right["arrays"]

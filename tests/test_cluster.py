@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_run import ROOT, Processes, command, history, parameters
+from small_run import ROOT, Processes, assert_equal_runs, command, history
 
 from bert_jax.training.metrics import read_metrics
 
@@ -176,11 +176,7 @@ def test_the_launcher_starts_all_again_where_one_is_killed(shards, tmp_path):
         told = processes.output(0)
         assert told.count("starting all 2 processes again") == 1
         assert "[0] done" in told
-    assert history(killed) == history(whole)
-    left, right = (parameters(directory, 304) for directory in (whole, killed))
-    import jax
-
-    jax.tree.map(np.testing.assert_array_equal, left, right)
+    assert_equal_runs(killed, whole, 304)
 
 
 def rank_of(directory: Path, index: int) -> int:

@@ -48,27 +48,35 @@ def _initialise(
     )
 
 
+def abstract_state(
+    model: BertForPreTraining, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """The state as `jax.ShapeDtypeStruct` with shardings: to make it in, or to restore into."""
+    boxed = jax.eval_shape(lambda key: _initialise(model, optimizer, key), jax.random.key(0))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        nn.meta.unbox(boxed),
+        tree_shardings(mesh, boxed),
+    )
+
+
 def create_state(
     model: BertForPreTraining,
     optimizer: optax.GradientTransformation,
-    mesh: Mesh,
+    abstract: TrainState,
     seed: int,
-) -> tuple[TrainState, TrainState]:
+) -> TrainState:
     """A fresh state, each array made where its sharding puts it; no device holds a full copy.
 
-    Returns:
-      The state, and the same tree of `jax.ShapeDtypeStruct` with shardings, to restore into.
+    Args:
+      model, optimizer: as for `abstract_state`, which gave `abstract`.
+      seed: of the initial parameters.
     """
-    key = jax.random.key(seed)
-    boxed = jax.eval_shape(lambda key: _initialise(model, optimizer, key), key)
-    shardings = tree_shardings(mesh, boxed)
-    state = jax.jit(
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    initialise = jax.jit(
         lambda key: nn.meta.unbox(_initialise(model, optimizer, key)), out_shardings=shardings
-    )(key)
-    abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
     )
-    return state, abstract
+    return initialise(jax.random.key(seed))
 
 
 def parameter_count(params: Any) -> int:

@@ -18,7 +18,7 @@ from bert_jax.models import BertForPreTraining
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.sharding import make_mesh, shard_batch
-from bert_jax.training.state import NORM_WINDOW, TrainState, create_state
+from bert_jax.training.state import NORM_WINDOW, TrainState, abstract_state, create_state
 from bert_jax.training.steps import compile_train_step
 
 ROWS, LENGTH, PREDICTIONS = 16, 16, 3
@@ -67,7 +67,8 @@ class Training:
         model = BertForPreTraining(dataclasses.replace(CONFIG, dtype=dtype))
         optimizer = make_optimizer(OptimizerConfig(name="adamw", warmup_steps=0), 100)
         with jax.set_mesh(self.mesh):
-            self.state, abstract = create_state(model, optimizer, self.mesh, seed=3)
+            abstract = abstract_state(model, optimizer, self.mesh)
+            self.state = create_state(model, optimizer, abstract, seed=3)
             self._step = compile_train_step(
                 abstract, model, optimizer, seed=3, accumulate=accumulate, spike_sigmas=sigmas
             )

@@ -13,7 +13,7 @@ from bert_jax.models import BertForPreTraining
 from bert_jax.training.evaluation import evaluate, mean_metrics
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.sharding import make_mesh, shard_batch
-from bert_jax.training.state import TrainState, create_state
+from bert_jax.training.state import TrainState, abstract_state, create_state
 from bert_jax.training.steps import compile_eval_step, compile_train_step, forward
 
 STEPS = 4
@@ -58,7 +58,8 @@ def run_steps(
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), STEPS)
     model = BertForPreTraining(config)
     with jax.set_mesh(mesh):
-        state, abstract = create_state(model, optimizer, mesh, seed=3)
+        abstract = abstract_state(model, optimizer, mesh)
+        state = create_state(model, optimizer, abstract, seed=3)
         step = compile_train_step(abstract, model, optimizer, seed=3, accumulate=accumulate)
         losses = []
         for index in range(STEPS):
@@ -128,7 +129,8 @@ def test_a_ragged_last_batch_is_scored_exactly():
     padded["next_sentence_weights"][11:] = 0
     batches = [{name: value[i : i + 8] for name, value in padded.items()} for i in (0, 8)]
     with jax.set_mesh(mesh):
-        state, _ = create_state(model, optax.sgd(1.0), mesh, seed=0)
+        abstract = abstract_state(model, optax.sgd(1.0), mesh)
+        state = create_state(model, optax.sgd(1.0), abstract, seed=0)
         scored = evaluate(compile_eval_step(model), state.params, batches, mesh)
         outputs = forward(model, state.params, {name: jnp.asarray(v) for name, v in rows.items()})
     log_probs = jax.nn.log_softmax(outputs["mlm_logits"])
