@@ -36,7 +36,7 @@ tags:
 
 # {weights.architecture}
 
-A BERT encoder, converted by `bert_jax` from {weights.form} weights.
+A BERT encoder, converted by `bert_jax` (source: {weights.form}).
 
 ## Model
 
@@ -88,7 +88,7 @@ def _training(facts: Mapping[str, Any]) -> str:
             f"{sum(phase['steps'] for phase in config['phases']):,}.",
             "",
             f"- started from {f'`{_plain(start)}`' if start else 'random weights'}",
-            f"- text: `{_plain(config['corpus']['source'])}`",
+            f"- text: `{_plain(facts['text'])}`",
             *phases,
             f"- masks: {data['mask_prob']:.0%} of the pieces"
             + (", by whole words" if data["whole_word"] else "")

@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from bert_jax.data.shards import read_manifest
 from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop.names import CLASSIFIER, PARTS, axis_sizes, table_rows
@@ -20,7 +21,7 @@ from bert_jax.models.config_json import bert_config_from_json
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.fingerprint import fingerprints
 from bert_jax.training.metrics import read_metrics
-from bert_jax.training.run_directory import read_config
+from bert_jax.training.run_directory import read_config, read_fingerprint
 from bert_jax.training.run_files import read_json, write_json
 from bert_jax.training.seal import Damage, check_files, read_seal
 
@@ -168,10 +169,20 @@ def _check_depth(params: Mapping[str, np.ndarray], depth: int, where: Path) -> N
 
 def _facts(directory: Path, step: int) -> dict[str, Any]:
     """What a model card tells of a run."""
-    config = dataclasses.asdict(read_config(directory))
+    config, fingerprint = read_config(directory), read_fingerprint(directory)
+    try:
+        manifest = read_manifest(Path(config.data.dir))
+        text = manifest.source if manifest.fingerprint == fingerprint else None
+    except UserError:  # the shards are elsewhere by now
+        text = None
     scores = [
         record
         for record in read_metrics(directory)
         if record["kind"] == "eval" and record["step"] <= step
     ]
-    return {"config": config, "step": step, "scores": scores[-1] if scores else {}}
+    return {
+        "config": dataclasses.asdict(config),
+        "text": text or f"token shards {fingerprint}",
+        "step": step,
+        "scores": scores[-1] if scores else {},
+    }

@@ -59,7 +59,13 @@ def test_a_run_is_given_away_and_told_of(run, tmp_path):
     )
     assert not any(report.values())
     card = (tmp_path / "hf" / "README.md").read_text()
-    for said in ("step 12 of 12", "- 8 steps of 16 sequences of 32 pieces", "adamw", "| mlm"):
+    for said in (
+        "step 12 of 12",
+        "- 8 steps of 16 sequences of 32 pieces",
+        "adamw",
+        "| mlm",
+        "/books/*.txt",
+    ):
         assert said in card, card
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert weights.tokenizer
