@@ -12,13 +12,16 @@ from bert_jax.errors import UserError, run_main
 from bert_jax.flags import Parser
 from bert_jax.interop.google import write_google
 from bert_jax.interop.huggingface import write_huggingface
-from bert_jax.interop.load import load_weights, resized
+from bert_jax.interop.load import load_weights, reduced, resized
+from bert_jax.interop.names import PARTS
 from bert_jax.interop.runs import write_run
 from bert_jax.interop.weights import DTYPES, Weights, parameter_count
 
 _EXAMPLES = """examples:
   python -m bert_jax.convert runs/books books-bert --to=hf
       a run of this package, for transformers: AutoModel.from_pretrained("books-bert")
+  python -m bert_jax.convert runs/books books-encoder --to=hf --architecture=BertModel
+      without the pretraining heads, which AutoModel would say that it leaves aside
   python -m bert_jax.convert uncased_L-12_H-768_A-12 bert-base --to=hf
       a checkpoint of Google's (bert_config.json, vocab.txt, bert_model.ckpt.*)
   python -m bert_jax.convert google-bert/bert-base-uncased bert-base --to=bert_jax
@@ -55,6 +58,11 @@ def main() -> None:
         metavar="N",
         help="longest sequence: the position table is cut, or repeated from its start",
     )
+    parser.add_argument(
+        "--architecture",
+        choices=tuple(PARTS),
+        help="leave out all heads but those of this one: BertModel is the encoder alone",
+    )
     arguments = parser.parse_args()
     length = arguments.max_position_embeddings
     if length is not None and length < 1:
@@ -65,6 +73,8 @@ def main() -> None:
         weights = load_weights(arguments.source)
         if length is not None:
             weights = resized(weights, length)
+        if arguments.architecture:
+            weights = reduced(weights, arguments.architecture)
         weights = convert(weights, destination, arguments.to, arguments.dtype)
     except KeyboardInterrupt:
         print("\nstopped; nothing was written", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Any source of weights to `Weights`, and changes of size."""
+"""Any source of weights to `Weights`, and changes of its size and of its heads."""
 
 import re
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.interop.google import read_google
 from bert_jax.interop.huggingface import download, read_huggingface
+from bert_jax.interop.names import PARTS
 from bert_jax.interop.runs import CHECKPOINTS, read_run
 from bert_jax.interop.weights import Tensor, Weights
 
@@ -55,6 +56,32 @@ def resized(weights: Weights, max_position_embeddings: int) -> Weights:
         weights,
         config=replace(weights.config, max_position_embeddings=max_position_embeddings),
         tensors={**weights.tensors, _POSITIONS: Tensor(shape, table.dtype, read)},
+    )
+
+
+def reduced(weights: Weights, architecture: str) -> Weights:
+    """The model with no heads but those of `architecture`, a key of `names.PARTS`.
+
+    Raises:
+      UserError: it lacks one of them.
+    """
+    scopes = {row.scope for row in weights.rows()}
+    lacking = sorted(PARTS[architecture] - scopes)
+    if lacking:
+        raise UserError(
+            f"{weights.source}: is a {weights.architecture} and has no {', '.join(lacking)}, which "
+            f"a {architecture} has"
+        )
+    others = set().union(*PARTS.values()) - PARTS[architecture]
+    kept = {
+        row.ours: weights.tensors[row.ours] for row in weights.rows() if row.scope not in others
+    }
+    dropped = [f"{scope} (not of a {architecture})" for scope in sorted(scopes & others)]
+    return replace(
+        weights,
+        architecture=architecture,
+        tensors=kept,
+        dropped=(*weights.dropped, *dropped),
     )
 
 

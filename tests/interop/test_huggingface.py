@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from bert_jax.convert import convert
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
+from bert_jax.interop.load import reduced
 from bert_jax.interop.weights import DTYPES
 
 TORCH_DTYPES = {name: getattr(torch, name) for name in DTYPES}
@@ -93,6 +94,33 @@ def test_transformers_loads_what_is_written_without_a_word(architecture, tmp_pat
     assert type(model).__name__ == architecture
     assert not any(report.values())
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("architecture", "auto"),
+    [
+        ("BertModel", transformers.AutoModel),
+        ("BertForMaskedLM", transformers.AutoModelForMaskedLM),
+        ("BertForNextSentencePrediction", transformers.AutoModelForNextSentencePrediction),
+    ],
+)
+def test_heads_are_left_out_on_demand(pretraining, tmp_path, caplog, architecture, auto):
+    caplog.set_level(logging.WARNING)
+    logging.getLogger("transformers").propagate = True
+    weights = reduced(load_weights(pretraining), architecture)
+    assert any(f"(not of a {architecture})" in line for line in weights.dropped)
+    convert(weights, tmp_path / "ours", "hf")
+    model, report = auto.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not any(report.values())
+    assert not caplog.records
+    whole = auto.from_pretrained(pretraining).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, whole[name]), name
+
+
+def test_heads_that_are_not_there_cannot_be_chosen(pretraining):
+    with pytest.raises(UserError, match="is a BertForPreTraining and has no classifier"):
+        reduced(load_weights(pretraining), "BertForTokenClassification")
 
 
 def test_smaller_classes_lack_nothing(pretraining, tmp_path):
