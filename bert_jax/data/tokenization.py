@@ -19,6 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bert_jax.data.vocabulary_files import (
     WORD_MARK,
     library_errors,
+    read_added_tokens,
     read_json,
     read_sentencepiece,
     read_tokenizer_json,
@@ -156,7 +157,10 @@ class Tokenizer:
         }
         normalizer = self._document["normalizer"] or {}
         if self._document["model"]["type"] == "WordPiece":
-            vocab = "".join(piece + "\n" for piece in self.pieces)
+            # Pieces that text is searched for before it is cut stand in tokenizer.json alone.
+            added = [token for token in self._document["added_tokens"] if not token["special"]]
+            first = min((token["id"] for token in added), default=self.vocab_size)
+            vocab = "".join(piece + "\n" for piece in self.pieces[:first])
             (directory / "vocab.txt").write_text(vocab, encoding="utf-8", newline="\n")
             if normalizer.get("type") == "BertNormalizer":
                 config["tokenizer_class"] = "BertTokenizer"
@@ -208,6 +212,7 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
         ):
             raise UserError(f"{config_path}: {', '.join(rules)} must be true or false")
         backend = _wordpiece_backend(pieces, names["unk_token"], *rules.values())
+        backend.add_tokens(read_added_tokens(path.with_name("added_tokens.json"), pieces))
     names = special_names(backend.get_vocab(), path, config)
     with library_errors(f"{path}: not a vocabulary"):
         tokenizer = Tokenizer(backend, names)
@@ -369,7 +374,9 @@ def _without_specials(document: dict) -> dict:
     added, model = document["added_tokens"], dict(document["model"])
     special = {token["content"] for token in added if token["special"]}
     # Pieces that stand outside the model get their ids by position: give them their place in it.
-    extra = sorted(added, key=lambda token: token["id"])
+    # Not so those after all special ones: they have it, and the model would find whole words only.
+    last = max((token["id"] for token in added if token["special"]), default=-1)
+    extra = sorted((t for t in added if t["id"] <= last), key=lambda token: token["id"])
 
     def rename(piece: str) -> str:
         return f"\0 {piece}" if piece in special else piece

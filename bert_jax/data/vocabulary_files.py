@@ -92,6 +92,28 @@ def read_json(path: Path) -> dict:
     return content
 
 
+def read_added_tokens(path: Path, pieces: list[str]) -> list[str]:
+    """What an added_tokens.json, where there is one, puts after the pieces of a vocab.txt.
+
+    Older versions of transformers keep there what a user has added; in the order of the ids.
+
+    Raises:
+      UserError: the ids are not those that follow, or a piece has another id in the vocabulary.
+    """
+    if not path.exists():
+        return []
+    ids = read_json(path)
+    added = sorted(ids.keys() - set(pieces), key=lambda piece: str(ids[piece]).zfill(20))
+    places = {piece: index for index, piece in enumerate(pieces + added)}
+    wrong = [piece for piece in ids if type(ids[piece]) is not int or ids[piece] != places[piece]]
+    if wrong:
+        raise UserError(
+            f"{path}: {wrong[0]!r} has the id {ids[wrong[0]]!r}: {places[wrong[0]]} is expected, "
+            f"after the {len(pieces)} pieces of the vocabulary"
+        )
+    return added
+
+
 def read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
     """The tokenizer that a tokenizer.json describes, without truncation, padding or dropout.
 

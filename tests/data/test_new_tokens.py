@@ -1,5 +1,6 @@
 """Pieces added to a vocabulary: where they go, what text becomes them, and what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,33 @@ def test_sentencepiece_takes_none():
     tokenizer = train_tokenizer("unigram", ["the river walks under"] * 50, 32, lowercase=True)
     with pytest.raises(UserError, match="only a WordPiece vocabulary"):
         tokenizer.extended(["stone"])
+
+
+@pytest.mark.parametrize(
+    "words", [["covid", "mRNA"], ["##eae", "a b"], [f"w{i}" for i in range(12)]]
+)
+def test_pieces_that_transformers_kept_apart_are_read(words, tmp_path):
+    """Older versions wrote them to added_tokens.json, beside special pieces that need no place."""
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    added = {word: index for index, word in enumerate(words, len(PIECES))} | {"[MASK]": 4}
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    ours, theirs = load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours.save(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert ours.pieces == PIECES + words
+    for text in ("the covid mRNA a b", "test##eae uncovids w11w1", "The Covid", " ".join(words)):
+        ids = ours.encode_batch([text])[0].tolist()
+        for other in (theirs, again):
+            assert other(text, add_special_tokens=False)["input_ids"] == ids, text
+    assert set(range(len(PIECES), len(PIECES) + len(words))) == set(ids)
+
+
+@pytest.mark.parametrize(
+    "added", [{"x": 12}, {"x": "11"}, {"the": 11}, {"x": 11, "y": 11}, {"x": {}}]
+)
+def test_pieces_kept_apart_under_other_ids_are_refused(added, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    with pytest.raises(UserError, match=r"added_tokens\.json: '\w+' has the id"):
+        load_tokenizer(tmp_path)
