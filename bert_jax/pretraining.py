@@ -187,13 +187,14 @@ def _train(
             checkpoints.close()
         finished = step == config.total_steps
 
-        # 6. What a person wants to see.
-        watchdog.begin("compile")
-        with clock("report"):
-            predictions = _predictions(config, tokenizer, model, state) if finished else None
-            writer.write(clock.record(step))
-            if first:
-                _report(directory, predictions)
+        writer.write(clock.record(step))
+
+        # 6. What a person wants to see; a run that is stopped leaves at once.
+        if finished:
+            watchdog.begin("compile")
+            with clock("report"):
+                predictions = _predictions(config, tokenizer, model, state)
+                _report(directory, predictions, enabled=first)
         writer.write(clock.record(step))
     if first:
         print(_closing_summary(directory, finished))
@@ -355,7 +356,9 @@ def _predictions(
     return predict_masks(functools.partial(logits, state.params), sentences, tokenizer)
 
 
-def _report(directory: Path, predictions: dict[str, Any] | None) -> None:
+def _report(directory: Path, predictions: dict[str, Any] | None, *, enabled: bool) -> None:
+    if not enabled:
+        return
     if predictions:
         write_json(directory / "predictions.json", predictions)
     write_report(directory)
