@@ -7,7 +7,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from bert_jax.models import BertForPreTraining
 from bert_jax.training.sharding import tree_shardings
@@ -53,11 +53,14 @@ def abstract_state(
 ) -> TrainState:
     """The state as `jax.ShapeDtypeStruct` with shardings: to make it in, or to restore into."""
     boxed = jax.eval_shape(lambda key: _initialise(model, optimizer, key), jax.random.key(0))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        nn.meta.unbox(boxed),
-        tree_shardings(mesh, boxed),
-    )
+
+    def placed(sharding: NamedSharding, leaves: Any) -> Any:
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), leaves
+        )
+
+    # An optimizer of several rules has empty nodes, which have a sharding too: hence a prefix.
+    return jax.tree.map(placed, tree_shardings(mesh, boxed), nn.meta.unbox(boxed))
 
 
 def create_state(

@@ -50,12 +50,16 @@ def random_batch(seed: int, rows: int = BATCH) -> dict[str, np.ndarray]:
 
 
 def run_steps(
-    shape: tuple[int, int, int], accumulate: int = 1, config: BertConfig = CONFIG
+    shape: tuple[int, int, int],
+    accumulate: int = 1,
+    config: BertConfig = CONFIG,
+    rule: str = "adam_original",
 ) -> tuple[list[float], TrainState]:
     """Losses of a few steps on a mesh, and the state after them."""
     data, fsdp, tensor = shape
     mesh = make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=2), STEPS)
+    settings = OptimizerConfig(name=rule, learning_rate=1e-2, warmup_steps=2)
+    optimizer = make_optimizer(settings, STEPS)
     model = BertForPreTraining(config)
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, mesh)
@@ -87,6 +91,15 @@ def test_every_mesh_gives_the_same_losses_and_parameters(shape, reference):
         state.params,
         reference[1].params,
     )
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_muon_trains_the_same_on_a_mesh_that_cuts_its_matrices(scan_layers):
+    config = dataclasses.replace(CONFIG, scan_layers=scan_layers)
+    whole, cut = (run_steps(shape, config=config, rule="muon") for shape in MESHES[::2][:2])
+    np.testing.assert_allclose(cut[0], whole[0], rtol=1e-5)
+    sharded = jax.tree.leaves(jax.tree.map(lambda leaf: leaf.sharding, cut[1].opt_state))
+    assert sum(not sharding.is_fully_replicated for sharding in sharded) > 10
 
 
 def test_parameters_are_spread_as_the_rules_say():
