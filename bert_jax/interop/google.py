@@ -143,7 +143,9 @@ def _write_vocab(tokenizer: Tokenizer, path: Path) -> None:
                 "Google's code reads WordPiece vocabularies, and this one is SentencePiece's; "
                 "convert it with --to=hf"
             )
-        written.replace(path)
+    # All pieces, those too that stand beside the vocabulary elsewhere.
+    lines = "".join(f"{piece}\n" for piece in tokenizer.pieces)
+    path.write_text(lines, encoding="utf-8", newline="\n")
 
 
 def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:
