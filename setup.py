@@ -35,6 +35,8 @@ REQUIRES = [
     "tqdm>=4.70",  # progress bars
     "matplotlib>=3.11",  # curves in report.html
     "tensorboardX>=2.6.5",  # TensorBoard events without loading TensorFlow
+    "scikit-learn>=1.9",  # scores of classifications: F1, Matthews' correlation, precision
+    "scipy>=1.17",  # scores of regressions: Pearson's and Spearman's correlation
 ]
 PEERS = [
     "torch>=2.13.0",  # runs the peer model that parity and speed are measured against
@@ -49,13 +51,17 @@ EXTRAS = {
         "pytest>=9.2",
         "pytest-timeout>=2.4",  # a hung collective ends the run and shows every thread's stack
         "hypothesis>=6.170",  # property tests
-        "scipy>=1.17",  # tests of distributions
+        f"libtpu>=0.0.42; {X86_LINUX}",  # compiles for TPUs that are not here
         "safetensors>=0.8",  # peers' weights in files
+        "pyyaml>=6.0.3",  # the manifest for a cluster is read back
         "ruff>=0.17.5",  # lint and format
         "pyright>=1.1.414",  # type check
         "build>=1.6",  # the wheel that CI installs
     ],
 }
+
+# The recipes lie beside the package in a checkout and inside it once installed.
+RECIPES = {"bert_jax.configs": "configs", "bert_jax.configs.finetune": "configs/finetune"}
 
 setup(
     name="bert_jax",
@@ -64,9 +70,8 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    # The recipes lie beside the package in a checkout and inside it once installed.
-    packages=[*find_packages(include=["bert_jax", "bert_jax.*"]), "bert_jax.configs"],
-    package_dir={"bert_jax": "bert_jax", "bert_jax.configs": "configs"},
+    packages=[*find_packages(include=["bert_jax", "bert_jax.*"]), *RECIPES],
+    package_dir={"bert_jax": "bert_jax", **RECIPES},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
     classifiers=[

@@ -11,8 +11,9 @@ Transformers for Language Understanding") and of its original code
 """
 
 import dataclasses
+from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from bert_jax.errors import UserError
 
@@ -61,11 +62,26 @@ class BertConfig:
         "and losses are float32",
         ("float32", "bfloat16"),
     )
+    gradient_dtype: str = setting(
+        "float32",
+        "dtype in which devices add up their gradients of weights; bfloat16 halves what they send",
+        ("float32", "bfloat16"),
+    )
     scan_layers: bool = setting(True, "compile one layer and scan it over the depth")
     remat: str = setting(
         "none",
         "what the backward pass computes again: none, dots (all but products with weights), full",
         ("none", "dots", "full"),
+    )
+    attention: str = setting(
+        "auto",
+        "what computes attention: xla, or without its dropout splash (TPU) or cudnn (GPU)",
+        ("auto", "xla", "splash", "cudnn"),
+    )
+    dropout_bits: str = setting(
+        "hash",
+        "random bits of dropout: hash, the same on any mesh, or of a TPU's hardware",
+        ("hash", "hardware"),
     )
 
     @property
@@ -174,6 +190,9 @@ class MeshConfig:
     data: int = setting(-1, "data parallel")
     fsdp: int = setting(1, "data parallel, parameters and optimizer state sharded")
     tensor: int = setting(1, "heads, feed-forward and vocabulary sharded")
+    shard_optimizer: bool = setting(
+        False, "shard the optimizer state along data too (ZeRO-1); the training is the same"
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,8 +207,14 @@ class LimitsConfig:
 
 
 @dataclass(slots=True, kw_only=True)
-class Config:
-    """Everything a pretraining run is made of."""
+class RunConfig:
+    """What any training run has, pretraining or fine-tuning.
+
+    Class attributes:
+      derived: settings that a run finds from the others and its data.
+    """
+
+    derived: ClassVar[frozenset[str]] = frozenset()
 
     seed: int = setting(0, "seed of initialisation, data order, masks and dropout")
     init_from: str = setting(
@@ -198,28 +223,19 @@ class Config:
         "of the Hugging Face hub; its architecture and vocabulary go before those of the recipe",
     )
     model: BertConfig = group(BertConfig, "the model")
-    corpus: CorpusConfig = group(CorpusConfig, "text, vocabulary and token shards")
-    data: DataConfig = group(DataConfig, "segment pairs, masks and batches")
-    phases: tuple[Phase, ...] = field(
-        default_factory=lambda: (
-            Phase(),
-            Phase(seq_len=512, steps=100_000, batch_size=256, max_predictions=76),
-        ),
-        metadata={"help": "sequence-length phases, in order", "choices": ()},
-    )
     optimizer: OptimizerConfig = group(OptimizerConfig, "update rule and schedule")
     mesh: MeshConfig = group(MeshConfig, "device mesh")
+    xla_options: str = setting("", "compiler options of the step: NAME=VALUE,...; NAME= drops ours")
     limits: LimitsConfig = group(LimitsConfig, "how long to wait, in seconds")
     log_every: int = setting(100, "steps between lines of metrics")
-    eval_every: int = setting(10_000, "steps between evaluations on held-out documents")
-    eval_examples: int = setting(10_000, "most held-out examples an evaluation scores")
+    eval_every: int = setting(10_000, "steps between evaluations on held-out examples")
     checkpoint_every: int = setting(10_000, "steps between checkpoints")
     keep_checkpoints: int = setting(3, "newest checkpoints kept")
 
     @property
+    @abstractmethod
     def total_steps(self) -> int:
-        """Optimizer steps of all phases."""
-        return sum(phase.steps for phase in self.phases)
+        """Optimizer steps of the whole run."""
 
     def validate(self) -> None:
         """Check every value and what must hold across fields.
@@ -233,6 +249,31 @@ class Config:
                 raise UserError(f"config.{path}={value!r}: choose one of {', '.join(choices)}")
         _check_numbers(self)
         _check_model(self.model)
+
+
+@dataclass(slots=True, kw_only=True)
+class Config(RunConfig):
+    """Everything a pretraining run is made of."""
+
+    corpus: CorpusConfig = group(CorpusConfig, "text, vocabulary and token shards")
+    data: DataConfig = group(DataConfig, "segment pairs, masks and batches")
+    phases: tuple[Phase, ...] = field(
+        default_factory=lambda: (
+            Phase(),
+            Phase(seq_len=512, steps=100_000, batch_size=256, max_predictions=76),
+        ),
+        metadata={"help": "sequence-length phases, in order", "choices": ()},
+    )
+    eval_examples: int = setting(10_000, "most held-out examples an evaluation scores")
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+    def validate(self) -> None:
+        """Check every value and what must hold across fields, as `RunConfig.validate`."""
+        RunConfig.validate(self)
         _check_phases(self)
 
 
@@ -243,7 +284,7 @@ def walk(node: Any, prefix: str = "") -> list[tuple[str, Any, dataclasses.Field]
         value, path = getattr(node, spec.name), prefix + spec.name
         if dataclasses.is_dataclass(value):
             found += walk(value, path + ".")
-        elif isinstance(value, tuple):
+        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
             for index, item in enumerate(value):
                 found += walk(item, f"{path}[{index}].")
         else:
@@ -273,37 +314,39 @@ def model_size(name: str) -> BertConfig:
     )
 
 
-# Settings that may be zero; every other number must be positive.
-_MAY_BE_ZERO = {
-    "seed",
+_FRACTIONS_FROM_ZERO = {
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
-    "pad_token_id",
     "heldout_fraction",
     "short_seq_prob",
+    "b1",
+    "b2",
+    "warmup_fraction",
+}
+_FRACTIONS = {*_FRACTIONS_FROM_ZERO, "mask_prob", "dev_fraction"}
+# Settings that may be zero; every other number must be positive.
+_MAY_BE_ZERO = {
+    *_FRACTIONS_FROM_ZERO,
+    "seed",
+    "pad_token_id",
     "warmup_steps",
     "weight_decay",
     "clip_norm",
     "spike_sigmas",
-    "b1",
-    "b2",
+    "freeze_layers",
+    "patience",
+    "choices",
 }
-_FRACTIONS = {
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "heldout_fraction",
-    "short_seq_prob",
-    "mask_prob",
-    "b1",
-    "b2",
-}
+_MAY_BE_NEGATIVE = {"null_threshold"}  # and zero
 
 
-def _check_numbers(config: Config) -> None:
+def _check_numbers(config: RunConfig) -> None:
     for path, value, spec in walk(config):
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or path in config.derived:
             continue
-        if path.startswith("mesh.") and value == -1:
+        if value == -1 and (path.startswith("mesh.") or path == "freeze_layers"):
+            continue
+        if spec.name in _MAY_BE_NEGATIVE and abs(value) < float("inf"):
             continue
         if not 0 <= value < float("inf") or (value == 0 and spec.name not in _MAY_BE_ZERO):
             raise UserError(f"config.{path}={value}: must be positive")

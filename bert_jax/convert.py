@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from bert_jax.errors import UserError, run_main
+from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
 from bert_jax.flags import Parser
 from bert_jax.interop.google import write_google
 from bert_jax.interop.huggingface import write_huggingface
@@ -29,7 +29,6 @@ _EXAMPLES = """examples:
   python -m bert_jax.convert bert-base bert-long --to=hf --max_position_embeddings=1024
       room for longer sequences: the position table is repeated; train before use
 """
-INTERRUPTED_EXIT_CODE = 130  # as a shell reports an end by Ctrl-C
 _FORMS = {"hf": write_huggingface, "google": write_google, "bert_jax": write_run}
 
 

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 FAILURE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
+INTERRUPTED_EXIT_CODE = 130  # as a shell reports an end by Ctrl-C
 
 
 class UserError(Exception):
@@ -30,5 +31,15 @@ def run_main(main: Callable[[], None]) -> None:
 
 def exit_with(error: object, code: int = USAGE_EXIT_CODE) -> NoReturn:
     """Print `error: ...` on one line of standard error and exit with `code`."""
-    print("error: " + " ".join(str(error).split()), file=sys.stderr)
+    print_error(error)
     sys.exit(code)
+
+
+def print_error(error: object) -> None:
+    """Print `error: ...` on one line of standard error."""
+    print("error: " + " ".join(str(error).split()), file=sys.stderr)
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says first, shortened; its type where it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)[:300]

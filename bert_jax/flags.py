@@ -7,18 +7,21 @@ import importlib.util
 import re
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.config import Config, walk
+from bert_jax.config import Config, RunConfig, walk
 from bert_jax.errors import UserError, exit_with
 
 _PACKAGE = Path(__file__).resolve().parent
 # In a wheel the recipes are installed inside the package; in a checkout they stand beside it.
 _INSTALLED, _BESIDE = _PACKAGE / "configs", _PACKAGE.parent / "configs"
 _RECIPES = _INSTALLED if _INSTALLED.is_dir() else _BESIDE
+# Where the recipes of a schema are that has a folder of its own.
+_FOLDERS = {"FinetuneConfig": "finetune"}
+C = TypeVar("C", bound=RunConfig)
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,23 +37,24 @@ class Parser(argparse.ArgumentParser):
         exit_with(f"{message} (see --help)")
 
 
-def recipe_names() -> list[str]:
-    """The names that `--config` takes: the files of the recipe folder."""
-    return sorted(path.stem for path in _RECIPES.glob("*.py") if path.stem != "__init__")
+def recipe_names(schema: type[RunConfig] = Config) -> list[str]:
+    """The names that `--config` takes: the files of the schema's recipe folder."""
+    return sorted(path.stem for path in _folder(schema).glob("*.py") if path.stem != "__init__")
 
 
-def load_config(recipe: str) -> Config:
+def load_config(recipe: str, schema: type[C] = Config) -> C:
     """The config of a recipe, before any override.
 
     Args:
       recipe: a bare name (`base`), found in a checkout and in an installed wheel from any working
         directory, or a path (with `/` or `.py`); `:ARG` after it is passed to `get_config`.
+      schema: what the recipe is to give.
 
     Raises:
-      UserError: there is no such recipe, or its file does not give a `Config`.
+      UserError: there is no such recipe, or its file does not give a `schema`.
     """
     name, _, argument = recipe.partition(":")
-    path = _recipe_path(name)
+    path = _recipe_path(name, schema)
     spec = importlib.util.spec_from_file_location(f"bert_jax_recipe_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"--config={recipe}: {path} is not a Python file")
@@ -62,12 +66,14 @@ def load_config(recipe: str) -> Config:
         raise
     except Exception as error:
         raise UserError(f"--config={recipe}: {path}: {type(error).__name__}: {error}") from error
-    if not isinstance(config, Config):
-        raise UserError(f"--config={recipe}: get_config in {path} does not return a Config")
+    if not isinstance(config, schema):
+        raise UserError(
+            f"--config={recipe}: get_config in {path} does not return a {schema.__name__}"
+        )
     return config
 
 
-def override(config: Config, arguments: list[str]) -> Config:
+def override(config: C, arguments: list[str]) -> C:
     """A copy of `config`, changed by arguments such as `--config.phases[0].steps=500`.
 
     Raises:
@@ -86,7 +92,7 @@ def override(config: Config, arguments: list[str]) -> Config:
     return holder.value
 
 
-def describe(config: Config) -> str:
+def describe(config: RunConfig) -> str:
     """Every field of `config` with its value, meaning and choices, for `--help`."""
     lines = []
     for path, value, spec in walk(config):
@@ -96,56 +102,98 @@ def describe(config: Config) -> str:
     return "\n".join(lines)
 
 
-def parse(parser: Parser, argv: list[str] | None = None) -> tuple[argparse.Namespace, Config]:
-    """Parse a command line that takes `--config=RECIPE` and overrides of its fields.
+def parse(
+    parser: Parser, argv: list[str] | None = None, schema: type[C] = Config
+) -> tuple[argparse.Namespace, C]:
+    """Parse the command line of a run: `parse_recipe`'s, and where it is and what it begins with.
 
     Args:
-      parser: the entry point's own arguments; `--config` and `--help` are added to it.
-      argv: the arguments, or None for those of the process.
+      parser: the entry point's own arguments; those of any run are added: `--init_from`,
+        `--workdir`, `--distributed` and those of `parse_recipe`.
+      argv, schema: as for `parse_recipe`.
 
     Returns:
-      The entry point's own arguments, and the config: overridden and validated.
+      The arguments, `workdir` a path, and the config: overridden and validated.
 
     Raises:
       UserError: an unknown recipe, field or value.
+    """
+    parser.add_argument(
+        "--workdir", metavar="DIR", help="the run's directory; runs/RECIPE where it is not given"
+    )
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="one of several processes, which JAX finds by itself (Cloud TPU pods, SLURM, Open "
+        "MPI); elsewhere set JAX_COORDINATOR_ADDRESS=HOST:PORT of process 0, JAX_NUM_PROCESSES "
+        "and JAX_PROCESS_ID",
+    )
+    parser.add_argument(
+        "--init_from", metavar="SOURCE", help="weights to begin with; as --config.init_from"
+    )
+    arguments, config = parse_recipe(parser, argv, schema)
+    config.init_from = arguments.init_from or config.init_from
+    recipe = Path(arguments.config.partition(":")[0]).stem
+    arguments.workdir = Path(arguments.workdir or f"runs/{recipe}")
+    config.validate()
+    return arguments, config
+
+
+def parse_recipe(
+    parser: Parser, argv: list[str] | None = None, schema: type[C] = Config
+) -> tuple[argparse.Namespace, C]:
+    """Parse a command line that takes `--config=RECIPE` and overrides of its fields.
+
+    Args:
+      parser: the entry point's own arguments; `--config` and the fields' help are added.
+      argv: the arguments, or None for those of the process.
+      schema: of the config.
+
+    Returns:
+      The arguments and the config: overridden, not validated yet.
+
+    Raises:
+      UserError: an unknown recipe or field, or a value of the wrong type.
     """
     argv = sys.argv[1:] if argv is None else argv
     parser.add_argument(
         "--config",
         required=True,
         metavar="RECIPE",
-        help=f"one of {', '.join(recipe_names())}, or the path of a file with get_config(); "
+        help=f"one of {', '.join(recipe_names(schema))}, or the path of a file with get_config(); "
         "--config.FIELD=VALUE changes a field of it",
     )
     if {"-h", "--help"} & set(argv):
         chosen = [a.partition("=")[2] for a in argv if a.startswith("--config=")]
-        config = load_config(chosen[0]) if chosen else Config()
+        config = load_config(chosen[0], schema) if chosen else schema()
         title = f"the fields of --config={chosen[0]}" if chosen else "the fields of a config"
         parser.epilog = f"{parser.epilog or ''}\n{title}, with their values:\n{describe(config)}"
     arguments, rest = parser.parse_known_args(argv)
     unknown = [item for item in rest if not re.match(r"--(no)?config\.", item)]
     if unknown:
         raise UserError(f"unknown argument {unknown[0]!r} (see --help)")
-    config = override(load_config(arguments.config), rest)
-    config.validate()
-    return arguments, config
+    return arguments, override(load_config(arguments.config, schema), rest)
 
 
-def _recipe_path(name: str) -> Path:
+def _folder(schema: type[RunConfig]) -> Path:
+    return _RECIPES / _FOLDERS.get(schema.__name__, "")
+
+
+def _recipe_path(name: str, schema: type[RunConfig]) -> Path:
     if "/" in name or name.endswith(".py"):
         path = Path(name).expanduser()
         if not path.is_file():
             raise UserError(f"--config={name}: no such file")
         return path
-    names = recipe_names()
+    names = recipe_names(schema)
     if name not in names:
         raise UserError(
             f"--config={name}: no such recipe{_nearest(name, names)}; there are {', '.join(names)}"
         )
-    return _RECIPES / f"{name}.py"
+    return _folder(schema) / f"{name}.py"
 
 
-def _check_override(config: Config, argument: str) -> None:
+def _check_override(config: RunConfig, argument: str) -> None:
     name, equals, _ = argument.partition("=")
     path = re.sub(r"^--(no)?config\.", "", name)
     known = {known_path: value for known_path, value, _ in walk(config)}

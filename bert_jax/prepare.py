@@ -46,10 +46,8 @@ from bert_jax.data.tokenization import (
     train_tokenizer,
 )
 from bert_jax.data.workers import worker_pool
-from bert_jax.errors import UserError, run_main
+from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
 from bert_jax.flags import Parser
-
-INTERRUPTED_EXIT_CODE = 130  # as a shell reports an end by Ctrl-C
 
 
 def prepare(

@@ -5,14 +5,12 @@ alike in each process of a run; process 0 alone writes and prints.
 """
 
 import dataclasses
-import errno
 import functools
 import hashlib
 import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from bert_jax.config import Config
 from bert_jax.data.pipeline import (
     ALL_ROWS,
     PairExamples,
+    Rows,
     majority_baseline,
     open_examples,
     train_dataset,
@@ -34,37 +33,32 @@ from bert_jax.errors import UserError
 from bert_jax.fill_mask import choose_sentences, predict_masks
 from bert_jax.interop import load_weights
 from bert_jax.interop.init_from import adopt, start_params
-from bert_jax.models import BertForPreTraining
+from bert_jax.models.attention import check_attention
 from bert_jax.prepare import default_directory, prepare
 from bert_jax.report import write_report
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock, account
-from bert_jax.training.cluster import Cluster, join_cluster
+from bert_jax.training.cluster import Cluster
 from bert_jax.training.compilation import keep_compiled_programs
-from bert_jax.training.console import Progress, header, summary
+from bert_jax.training.console import evaluation_line, header, pretraining_seconds_left, summary
 from bert_jax.training.evaluation import evaluate
 from bert_jax.training.flops import step_flops
-from bert_jax.training.loop import Run, save_checkpoint, train_steps
-from bert_jax.training.metrics import MetricsWriter, read_metrics, write_environment
-from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.loop import Run, train_steps
+from bert_jax.training.metrics import read_metrics, write_environment
+from bert_jax.training.objective import Objective
 from bert_jax.training.probe import expected_speed
-from bert_jax.training.run_directory import locked, open_run_directory
+from bert_jax.training.program import pretraining_program
+from bert_jax.training.run_directory import open_run_directory
 from bert_jax.training.run_files import write_json
+from bert_jax.training.session import Session, in_session, open_run, save_last
 from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, replicated
-from bert_jax.training.state import (
-    TrainState,
-    abstract_state,
-    create_state,
-    parameter_count,
-)
-from bert_jax.training.steps import compile_eval_step, compile_train_step, forward
-from bert_jax.training.stopping import STOPPED, Stopped, StopRequest
-from bert_jax.training.watchdog import Watchdog
+from bert_jax.training.state import TrainState, begin_state, parameter_count
+from bert_jax.training.steps import compile_eval_step
+from bert_jax.training.stopping import STOPPED, Stopped
 from bert_jax.training.window import Stretch, Window
+from bert_jax.training.xla_options import check_xla_options
 
 _SENTENCES = 12
-# A disk that is full, or that may not be written: the user's to mend.
-_NO_ROOM_OR_RIGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
 
 
 def train(
@@ -86,42 +80,37 @@ def train(
     Raises:
       UserError: a bad setting, corpus or run directory; a disk that is full.
     """
-    stop = StopRequest()
-    cluster = join_cluster(config.limits, stop, detect_processes)
-    with (
-        cluster.failing_together(),
-        _disk_errors_explained(directory),
-        Watchdog(config.limits, directory, cluster.index) as watchdog,
-        ExitStack() as held,
-    ):
-        cluster.by_first("lock", lambda: held.enter_context(locked(directory)))
-        finished = _train(config, directory, clock or Clock(), cluster, watchdog)
-        cluster.leave()
-    return finished
+    with in_session(config.limits, directory, clock, detect_processes) as session:
+        return _train(config, session)
 
 
-def _train(
-    config: Config, directory: Path, clock: Clock, cluster: Cluster, watchdog: Watchdog
-) -> bool:
+def _train(config: Config, session: Session) -> bool:
+    directory, clock, cluster = session.directory, session.clock, session.cluster
     keep_compiled_programs()
 
     # 1. What model and which devices. What the mesh cannot divide is told before hours of work.
     if config.init_from:
         config = adopt(config, load_weights(config.init_from))
     mesh = make_mesh(config.mesh)
-    check_mesh(config, mesh)
+    batch_sizes = {
+        f"config.phases[{index}].batch_size": phase.batch_size
+        for index, phase in enumerate(config.phases)
+    }
+    check_mesh(config, batch_sizes, mesh)
+    check_attention(config.model, mesh.devices.flat[0].platform)
+    check_xla_options(config.xla_options, mesh)
 
     # 2. Text to token shards, on first use.
     if not cluster.by_first("token shards", lambda: _prepare(config, clock)):
         return _nothing_to_save(cluster)
-    config, manifest = _token_shards(config)
+    config, manifest = with_token_shards(config)
     tokenizer = _tokenizer(Path(config.data.dir), manifest)
 
     # 3. The run directory: this run's, or one that matches.
     cluster.check_same("config", _digest(config, manifest))
 
     def open_directory() -> None:
-        open_run_directory(directory, config, manifest.fingerprint)
+        open_run_directory(directory, config, config.data.dir, manifest.fingerprint)
         tokenizer.save(directory / "tokenizer")
         write_environment(directory)
 
@@ -129,81 +118,47 @@ def _train(
         return _nothing_to_save(cluster)
 
     # 4. The state: of the newest checkpoint, else of given weights, else from scratch.
-    watchdog.begin("compile")
+    session.watchdog.begin("compile")
     with jax.set_mesh(mesh):
-        model = BertForPreTraining(config.model, next_sentence=config.data.next_sentence)
-        optimizer = make_optimizer(config.optimizer, config.total_steps)
-        abstract = abstract_state(model, optimizer, mesh)
-        checkpoints, stored = Checkpoints(directory, config.keep_checkpoints), {}
-        if restored := checkpoints.restore(abstract):
-            state, stored = restored
-        else:
-            state = create_state(model, optimizer, abstract, config.seed)
-            if config.init_from:
-                state = _begin_with_weights(config.init_from, tokenizer, state, cluster)
+        objective, optimizer, abstract, train_step = pretraining_program(config, mesh)
+        checkpoints = Checkpoints(directory, config.keep_checkpoints)
+        given = functools.partial(_with_weights, config.init_from, tokenizer, cluster)
+        state, stored = begin_state(checkpoints, objective, optimizer, abstract, config.seed, given)
         window = Window(clock, stored)
-        train_step = compile_train_step(
-            abstract,
-            model,
-            optimizer,
-            seed=config.seed,
-            accumulate=config.optimizer.accumulate,
-            spike_sigmas=config.optimizer.spike_sigmas,
-        )
         step = int(state.step)
-    first = cluster.index == 0
-    if first:
+    if session.first:
         print(_header(config, mesh, state, step))
 
     # 5. Train through the phases.
-    with (
-        jax.set_mesh(mesh),
-        MetricsWriter(directory, step, window.evaluated, enabled=first) as writer,
-        Progress(config, step, enabled=first) as progress,
-        clock("log"),
-    ):
-        writer.write(clock.record(step))
-        run = Run(
-            directory=directory,
-            config=config,
-            mesh=mesh,
-            train_step=train_step,
-            clock=clock,
-            window=window,
-            writer=writer,
-            progress=progress,
-            checkpoints=checkpoints,
-            stop_due=cluster.stop_due,
-            begin=watchdog.begin,
-        )
-        eval_step = compile_eval_step(model)
+    seconds_left = functools.partial(pretraining_seconds_left, config)
+    with open_run(
+        session, config, mesh, train_step, step, window, checkpoints, seconds_left
+    ) as run:
+        eval_step = compile_eval_step(objective)
         for index in range(len(config.phases)):
-            state = _train_phase(run, index, state, eval_step, tokenizer, cluster)
-        step = int(state.step)
-        if step == 0:
+            state = _train_phase(run, config, index, state, eval_step, tokenizer, cluster)
+        if int(state.step) == 0:
             return _nothing_to_save(cluster)
-        save_checkpoint(run, state, step)
-        with clock("checkpoint"):
-            checkpoints.close()
-        finished = step == config.total_steps
-
-        writer.write(clock.record(step))
+        save_last(run, state)
+        finished = int(state.step) == config.total_steps
 
         # 6. What a person wants to see; a run that is stopped leaves at once.
         if finished:
-            watchdog.begin("compile")
+            session.watchdog.begin("compile")
             with clock("report"):
-                predictions = _predictions(config, tokenizer, model, state)
-                _report(directory, predictions, enabled=first)
-        writer.write(clock.record(step))
-    if first:
+                predictions = _predictions(config, tokenizer, objective, state)
+                _report(directory, predictions, enabled=session.first)
+        run.writer.write(clock.record(int(state.step)))
+    if session.first:
         print(_closing_summary(directory, finished))
     return finished
 
 
-def _begin_with_weights(
-    source: str, tokenizer: Tokenizer, state: TrainState, cluster: Cluster
+def _with_weights(
+    source: str, tokenizer: Tokenizer, cluster: Cluster, state: TrainState
 ) -> TrainState:
+    if not source:
+        return state
     params, at_random = start_params(load_weights(source), tokenizer, state.params)
     if cluster.index == 0:
         told = f"; at random: {', '.join(at_random)}" if at_random else ""
@@ -240,7 +195,7 @@ def _prepare(config: Config, clock: Clock) -> None:
         clock.move("start", stage, seconds)
 
 
-def _token_shards(config: Config) -> tuple[Config, Manifest]:
+def with_token_shards(config: Config) -> tuple[Config, Manifest]:
     """What is known of the token shards, and the config that fits them."""
     model = config.model
     directory = Path(config.data.dir or default_directory(config.corpus, model.vocab_size))
@@ -274,6 +229,7 @@ def _tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:
 
 def _train_phase(
     run: Run,
+    config: Config,
     index: int,
     state: TrainState,
     eval_step: Callable[..., Any],
@@ -281,7 +237,7 @@ def _train_phase(
     cluster: Cluster,
 ) -> TrainState:
     """Train from the state's step to the end of phase `index`, or until the run is to stop."""
-    config, phase = run.config, run.config.phases[index]
+    phase = config.phases[index]
     start = sum(earlier.steps for earlier in config.phases[:index])
     done = int(state.step) - start
     # A phase that is done may lack its last evaluation.
@@ -299,14 +255,17 @@ def _train_phase(
             seed=config.seed,
         )
 
+    opened: list[PairExamples] = []
     with run.clock("pipeline"):
-        # The first to open them makes the plan of their pairs.
-        if not cluster.by_first(f"plan of phase {index}", lambda: list(map(examples, SPLITS))):
+        # The first to open them makes the plan of their pairs, and need not open them again.
+        if not cluster.by_first(
+            f"plan of phase {index}", lambda: opened.extend(map(examples, SPLITS))
+        ):
             return state
-        training, heldout = map(examples, SPLITS)
+        training, heldout = opened or map(examples, SPLITS)
         size = phase.batch_size // config.optimizer.accumulate
 
-        def heldout_batches(rows: slice) -> Iterator[dict[str, np.ndarray]]:
+        def heldout_batches(rows: Rows) -> Iterator[dict[str, np.ndarray]]:
             """Batches as large as a training micro-batch."""
             return heldout.evaluation_batches(size, config.eval_examples, rows)
 
@@ -328,7 +287,8 @@ def _train_phase(
         tokens=phase.batch_size * phase.seq_len,
         flops=step_flops(config.model, phase),
     )
-    return train_steps(run, stretch, state, batches, evaluation, baseline)
+    text = functools.partial(evaluation_line, baseline=baseline)
+    return train_steps(run, stretch, state, batches, evaluation, text)
 
 
 def _until_stopped(
@@ -342,13 +302,13 @@ def _until_stopped(
 
 
 def _predictions(
-    config: Config, tokenizer: Tokenizer, model: BertForPreTraining, state: TrainState
+    config: Config, tokenizer: Tokenizer, objective: Objective, state: TrainState
 ) -> dict[str, Any] | None:
     """What the model puts in the place of words in held-out sentences. All processes take part."""
 
     @functools.partial(jax.jit, out_shardings=replicated(jax.sharding.get_mesh()))
     def logits(params: Any, inputs: Mapping[str, jax.Array]) -> jax.Array:
-        return forward(model, params, inputs)["mlm_logits"]
+        return objective.forward(params, inputs, None)["mlm_logits"]
 
     sentences = choose_sentences(open_shards(config.data.dir, "heldout"), _SENTENCES)
     if not sentences:
@@ -378,14 +338,3 @@ def _digest(config: Config, manifest: Manifest) -> str:
     settings = dataclasses.asdict(dataclasses.replace(config, data=data))
     content = json.dumps([settings, manifest.fingerprint]).encode()
     return hashlib.blake2b(content, digest_size=8).hexdigest()
-
-
-@contextmanager
-def _disk_errors_explained(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _NO_ROOM_OR_RIGHT:
-            raise
-        where = error.filename or directory
-        raise UserError(f"{where}: {error.strerror}; then start the same command again") from error

@@ -7,21 +7,30 @@ import argparse
 import dataclasses
 import html
 import statistics
+from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import BertConfig, Phase
 from bert_jax.errors import UserError, run_main
-from bert_jax.training.charts import Curve, line_chart
-from bert_jax.training.clock import account, goodput
+from bert_jax.training.clock import account
 from bert_jax.training.console import duration, figure
 from bert_jax.training.fill_mask_section import are_examples, fill_mask_section
 from bert_jax.training.flops import run_flops
 from bert_jax.training.metrics import ENVIRONMENT_FILE, read_metrics
-from bert_jax.training.page import details, page, section, table
-from bert_jax.training.run_directory import read_config
+from bert_jax.training.page import charts, details, facts, page, section, table
+from bert_jax.training.run_directory import CONFIG_FILE, read_config
 from bert_jax.training.run_files import read_json
+from bert_jax.training.run_sections import (
+    Records,
+    cell,
+    last_step,
+    metric_chart,
+    number,
+    of_kind,
+    time_section,
+)
 
 REPORT_FILE = "report.html"
 PREDICTIONS_FILE = "predictions.json"
@@ -40,8 +49,8 @@ _CHARTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Time spent waiting for input", "input_wait", {"percentages": True, "from_zero": True}),
 )
 _HELP = """\
-Write the report of a pretraining run: figures, curves, settings and predictions in one HTML file
-that stands alone. A run that is still going on can be reported on too.
+Write the report of a run, of pretraining or fine-tuning: figures, curves, settings and predictions
+in one HTML file that stands alone. A run that is still going on can be reported on too.
 
   python -m bert_jax.report runs/books                     writes runs/books/report.html
   python -m bert_jax.report runs/books --output=books.html
@@ -65,8 +74,8 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     """Write the report of a run, finished or not, and return its path.
 
     Args:
-      run_directory: what `train` wrote: config.json and, as far as the run has come,
-        metrics.jsonl, environment.json and predictions.json.
+      run_directory: what `train` or `finetune` wrote: config.json and, as far as the run has
+        come, metrics.jsonl, environment.json and predictions.
       output: file to write; `report.html` in the run directory by default.
 
     Raises:
@@ -75,10 +84,21 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     path = output or run_directory / REPORT_FILE
     try:
         # A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark.
-        path.write_text(render(read_run(run_directory)), encoding="utf-8", errors="replace")
+        path.write_text(_page(run_directory), encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"{error.filename or path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise UserError(f"{run_directory}: a file of the run is nested too deeply") from error
     return path
+
+
+def _page(run_directory: Path) -> str:
+    if "task_kind" not in (read_json(run_directory / CONFIG_FILE, _MAX_JSON_BYTES) or {}):
+        return render(read_run(run_directory))
+    # Only now, for it takes seconds: --help and mistakes are answered at once.
+    from bert_jax import finetune_report
+
+    return finetune_report.render(finetune_report.read_run(run_directory))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,16 +113,14 @@ class Run:
     records: list[dict[str, Any]]
     examples: list[dict[str, Any]]
 
-    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
         """Records of one kind, in order."""
-        return [record for record in self.records if record["kind"] == kind]
+        return of_kind(self.records, kind)
 
     @property
     def step(self) -> int:
         """The last step that is known to be done."""
-        return max(
-            (record["step"] for record in self.of_kind("train") + self.of_kind("eval")), default=0
-        )
+        return last_step(self.records)
 
     @property
     def boundaries(self) -> list[int]:
@@ -138,7 +156,7 @@ def render(run: Run) -> str:
             _heading(run),
             _results(run),
             _phase_table(run),
-            _time_table(run),
+            time_section(run.records),
             _curves(run),
             fill_mask_section(run.examples),
             details("Settings", run.settings),
@@ -153,20 +171,19 @@ def _heading(run: Run) -> str:
     state = "finished" if run.step >= total else "in progress or stopped"
     done = run_flops(model, run.phases) - run_flops(model, run.phases, run.step)
     seconds = sum(account(run.of_kind("time")).values())
-    facts = [
+    texts = [
         f"{model.num_hidden_layers} layers, {model.hidden_size} wide, {model.vocab_size:,} pieces",
         f"{run.step:,} of {total:,} steps, {state}",
         f"{done:.2g} FLOPs",
     ]
     devices = run.environment.get("devices")
     if isinstance(devices, dict):
-        facts.append(", ".join(f"{number} x {kind}" for kind, number in devices.items()))
+        texts.append(", ".join(f"{number} x {kind}" for kind, number in devices.items()))
     if seconds:
-        facts.append(duration(seconds))
+        texts.append(duration(seconds))
     if skipped := len(run.of_kind("skip")):
-        facts.append(f"{skipped:,} steps skipped")
-    items = "".join(f"<li>{html.escape(fact)}</li>" for fact in facts)
-    return f'<h1>{html.escape(run.name)}</h1>\n<ul class="facts">{items}</ul>'
+        texts.append(f"{skipped:,} steps skipped")
+    return f"<h1>{html.escape(run.name)}</h1>\n{facts(texts)}"
 
 
 def _results(run: Run) -> str:
@@ -180,7 +197,7 @@ def _results(run: Run) -> str:
         [
             label,
             *(
-                _cell(record[name], spec) if name in record else ""
+                cell(record[name], spec) if name in record else ""
                 for record in (last, baseline, batch)
             ),
         ]
@@ -213,8 +230,8 @@ def _phase_table(run: Run) -> str:
                 f"{phase.batch_size:,}",
                 f"{done:,} of {phase.steps:,}",
                 f"{done * phase.batch_size * phase.seq_len:,}",
-                _cell(last.get("mlm_accuracy"), ".1%"),
-                _cell(last.get("nsp_accuracy"), ".1%"),
+                cell(last.get("mlm_accuracy"), ".1%"),
+                cell(last.get("nsp_accuracy"), ".1%"),
                 _median(train, "tokens_per_second", ",.0f"),
                 _median(train, "mfu", ".1%"),
                 _median(train, "input_wait", ".1%"),
@@ -226,81 +243,30 @@ def _phase_table(run: Run) -> str:
     return section("Phases", table(header, rows) + f"<p>{note}</p>")
 
 
-def _time_table(run: Run) -> str:
-    seconds = account(run.of_kind("time"))
-    total = sum(seconds.values())
-    if not total:
-        return ""
-    rows = [
-        [
-            html.escape(cause),
-            duration(spent),
-            f"{spent / total:.1%}",
-            f'<div class="bar" style="width: {100 * spent / total:.1f}%"></div>',
-        ]
-        for cause, spent in sorted(seconds.items(), key=lambda item: -item[1])
-    ]
-    rows.append(["all", duration(total), "100.0%", ""])
-    note = (
-        f"Goodput, the share of the wall time that was spent in steps that count: "
-        f"{figure(goodput(seconds), '.1%')}."
-    )
-    content = table(["", "time", "share", ""], rows, "time") + f"<p>{note}</p>"
-    return section("Where the time went", content)
-
-
 def _curves(run: Run) -> str:
     """A chart for each quantity that was logged."""
     figures = "".join(_chart(run, title, name, **style) for title, name, style in _CHARTS)
     if not figures:
         return ""
     note = "Over optimizer steps; a dotted vertical line is where the next phase begins."
-    return section("Curves", f'<p>{note}</p><div class="charts">{figures}</div>')
+    return section("Curves", f"<p>{note}</p>{charts([figures])}")
 
 
 def _chart(run: Run, title: str, name: str, trivial: str = "", **style: bool) -> str:
-    """One quantity in training and on held-out documents; "" where it was not logged."""
-    curves = [
-        *_curve(run.of_kind("train"), name, "training"),
-        *_curve(run.of_kind("eval"), name, "held-out", heldout=True),
-    ]
-    if not curves:
-        return ""
-    level = _number((run.of_kind("baseline") or [{}])[-1].get(name)) if trivial else None
-    chart = line_chart(
+    baseline = (run.of_kind("baseline") or [{}])[-1].get(name)
+    return metric_chart(
+        run.records,
         title,
-        curves,
-        levels={} if level is None else {trivial: level},
-        boundaries=[step for step in run.boundaries if step <= run.step],
+        name,
+        heldout="held-out",
+        level=(trivial, baseline) if trivial else None,
+        boundaries=run.boundaries,
         **style,
     )
-    return f"<figure><figcaption>{title}</figcaption>{chart}</figure>"
 
 
-def _curve(
-    records: list[dict[str, Any]], name: str, label: str, heldout: bool = False
-) -> list[Curve]:
-    """The curve of one quantity, if any of its values is a number."""
-    values = [_number(record.get(name)) for record in records]
-    if all(value is None for value in values):
-        return []
-    gaps = [float("nan") if value is None else value for value in values]
-    return [Curve(label, [record["step"] for record in records], gaps, heldout)]
-
-
-def _number(value: Any) -> float | None:
-    """`value` as a float; None for what is no finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if abs(value) < 1e300 else None
-
-
-def _cell(value: Any, spec: str) -> str:
-    return figure(_number(value), spec)
-
-
-def _median(records: list[dict[str, Any]], name: str, spec: str) -> str:
-    values = [value for record in records if (value := _number(record.get(name))) is not None]
+def _median(records: Records, name: str, spec: str) -> str:
+    values = [value for record in records if (value := number(record.get(name))) is not None]
     return figure(statistics.median(values) if values else None, spec)
 
 

@@ -5,7 +5,6 @@ command on the same directory goes on from its newest checkpoint.
 """
 
 import sys
-from pathlib import Path
 
 from bert_jax.errors import run_main
 from bert_jax.flags import Parser, parse
@@ -28,27 +27,11 @@ def main() -> None:
     """Parse the command line and pretrain."""
     exit_at_signals()
     parser = Parser(prog="python -m bert_jax.train", description=__doc__, epilog=_EXAMPLES)
-    parser.add_argument(
-        "--workdir", metavar="DIR", help="the run's directory; runs/RECIPE where it is not given"
-    )
-    parser.add_argument(
-        "--init_from", metavar="SOURCE", help="weights to begin with; as --config.init_from"
-    )
-    parser.add_argument(
-        "--distributed",
-        action="store_true",
-        help="one of several processes, which JAX finds by itself (Cloud TPU pods, SLURM, Open "
-        "MPI); elsewhere set JAX_COORDINATOR_ADDRESS=HOST:PORT of process 0, JAX_NUM_PROCESSES "
-        "and JAX_PROCESS_ID",
-    )
     arguments, config = parse(parser)
-    config.init_from = arguments.init_from or config.init_from
-    recipe = Path(arguments.config.partition(":")[0]).stem
-    directory = Path(arguments.workdir or f"runs/{recipe}")
     # Only now, for it takes seconds: --help and mistakes are answered at once.
     from bert_jax.pretraining import train
 
-    finished = train(config, directory, Clock(process_age()), arguments.distributed)
+    finished = train(config, arguments.workdir, Clock(process_age()), arguments.distributed)
     ignore_signals()
     if not finished:
         sys.exit(RESUME_EXIT_CODE)

@@ -29,7 +29,7 @@ def run(shards: Path, tmp_path: Path) -> Path:
     config.model.vocab_size = manifest.vocab_size
     directory = tmp_path / "run"
     directory.mkdir()
-    open_run_directory(directory, config, manifest.fingerprint)
+    open_run_directory(directory, config, config.data.dir, manifest.fingerprint)
     shutil.copytree(shards / "tokenizer", directory / "tokenizer")
     return directory
 

@@ -1,6 +1,7 @@
 """The command line: recipes found by name, fields changed, mistakes told in one line."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -121,9 +122,10 @@ def test_values_are_checked_across_fields(argument, told):
 
 def test_parse_takes_the_entry_points_own_arguments():
     parser = Parser(prog="x")
-    parser.add_argument("--workdir")
-    arguments, config = parse(parser, ["--config=tiny", "--workdir=w", "--config.seed=4"])
-    assert arguments.workdir == "w"
+    parser.add_argument("--more")
+    arguments, config = parse(parser, ["--config=tiny", "--more=w", "--config.seed=4"])
+    assert arguments.more == "w"
+    assert arguments.workdir == Path("runs/tiny")
     assert config.seed == 4
     with pytest.raises(UserError, match="--wrkdir"):
         parse(Parser(prog="x"), ["--config=tiny", "--wrkdir=w"])

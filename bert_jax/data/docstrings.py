@@ -31,7 +31,8 @@ from bert_jax.data.documents import Document, Piece, split_sentences
 from bert_jax.data.heldout import LONG_SENTENCE, normalise
 from bert_jax.data.workers import ordered, worker_pool
 
-# What the project itself needs; what those need in turn is found from their metadata.
+# What the project itself needs, but for scikit-learn: the figures of the tiny recipe are of the
+# corpus without its 16 MB of source. What these need in turn is found from their metadata.
 REQUIREMENTS = (
     "jax",
     "flax",
@@ -50,6 +51,7 @@ REQUIREMENTS = (
     "tqdm",
     "matplotlib",
     "tensorboardX",
+    "scipy",
 )
 MIN_WORDS = 8  # of a paragraph
 FUNCTION_WORDS = 0.2  # least share of a paragraph's words; edited English has 0.4 to 0.5

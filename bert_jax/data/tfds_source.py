@@ -1,8 +1,8 @@
-"""Text of TensorFlow Datasets (TFDS): the `train` split of a data set, in order.
+"""Data sets of TensorFlow Datasets (TFDS): text to pretrain on, and rows of examples.
 
-Only the train split is read: the others are there to be scored on. A data set is named as TFDS
-names it, NAME, NAME/CONFIG or NAME/CONFIG:VERSION, or by the directory that holds it. One that is
-not on disk is fetched where there is a network: the prepared copy that TFDS keeps in its public
+Of text only the train split is read: the others are there to be scored on. A data set is named as
+TFDS names it, NAME, NAME/CONFIG or NAME/CONFIG:VERSION, or by the directory that holds it. One that
+is not on disk is fetched where there is a network: the prepared copy that TFDS keeps in its public
 bucket, or failing that what the data set's own code downloads and prepares.
 """
 
@@ -41,27 +41,66 @@ def open_tfds(
       UserError: no such data set, split or feature, or one that cannot be fetched.
     """
     builder = _prepared(name, data_dir)
-    if "train" not in builder.info.splits:
-        raise UserError(
-            f"tfds:{name}: no split 'train'; there are {', '.join(builder.info.splits) or 'none'}"
-        )
+    _check_split(name, builder, "train")
     _check_feature(name, builder, text_field)
     return builder.info.splits["train"].num_bytes, lambda: _pieces(builder, text_field)
 
 
-def _pieces(builder: Any, text_field: str) -> Iterator[tuple[Piece, int]]:
+def tfds_rows(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The examples of a split, in order: the place of each, and its values by feature.
+
+    A text is a str, a class its name (None where it is not known), a number an int or a float.
+    Features that are no single value are left out.
+
+    Args:
+      name: NAME/SPLIT, NAME a data set or the directory that holds one.
+
+    Raises:
+      UserError: no such data set or split, or one that cannot be fetched.
+    """
+    name, _, split = name.rpartition("/")
+    builder = _prepared(name, "")
+    _check_split(name, builder, split)
+    features = {key: value for key, value in builder.info.features.items() if value.shape == ()}
+    for index, example in enumerate(_examples(builder, split, list(features))):
+        row = {key: _value(feature, example[key]) for key, feature in features.items()}
+        yield f"{builder.info.full_name}/{split}[{index}]", row
+
+
+def _value(feature: Any, value: Any) -> Any:
+    """A value of a feature as JSON has it."""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if hasattr(feature, "int2str"):
+        return feature.int2str(int(value)) if value >= 0 else None
+    return value.item()
+
+
+def _examples(builder: Any, split: str, features: list[str]) -> Iterator[dict[str, Any]]:
+    """The named features of the examples of a split, in order."""
     import tensorflow_datasets as tfds
 
-    split = builder.info.splits["train"]
     dataset = builder.as_dataset(
-        split="train",
+        split=split,
         shuffle_files=False,
-        decoders=tfds.decode.PartialDecoding({text_field: True}),
+        decoders=tfds.decode.PartialDecoding(dict.fromkeys(features, True)),
         read_config=tfds.ReadConfig(try_autocache=False, interleave_cycle_length=1),
     )
-    for index, example in enumerate(tfds.as_numpy(dataset)):
+    yield from tfds.as_numpy(dataset)
+
+
+def _pieces(builder: Any, text_field: str) -> Iterator[tuple[Piece, int]]:
+    split = builder.info.splits["train"]
+    for index, example in enumerate(_examples(builder, "train", [text_field])):
         position = split.num_bytes * (index + 1) // split.num_examples
         yield Piece(f"{builder.info.full_name}[{index}]", example[text_field]), position
+
+
+def _check_split(name: str, builder: Any, split: str) -> None:
+    if split not in builder.info.splits:
+        raise UserError(
+            f"tfds:{name}: no split {split!r}; there are {', '.join(builder.info.splits) or 'none'}"
+        )
 
 
 def _check_feature(name: str, builder: Any, text_field: str) -> None:

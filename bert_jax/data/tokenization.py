@@ -9,15 +9,21 @@ word, beyond which a word is [UNK].
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from bert_jax.data.offsets import joined_offsets
+from bert_jax.data.tokenizer_json import (
+    beside_vocabulary,
+    starts_word,
+    unknown_piece,
+    without_specials,
+)
 from bert_jax.data.vocabulary_files import (
-    WORD_MARK,
     library_errors,
     read_added_tokens,
     read_json,
@@ -84,9 +90,9 @@ class Tokenizer:
             ids[names[role]] for role in SPECIAL_NAMES
         )
         self.special_ids = frozenset(token["id"] for token in added if token["special"])
-        self.starts_word = _starts_word(self.pieces, document)
+        self.starts_word = starts_word(self.pieces, document)
         self.starts_word[list(self.special_ids)] = True
-        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(_without_specials(document)))
+        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(without_specials(document)))
         settings = [document[key] for key in ("model", "normalizer", "pre_tokenizer")]
         content = json.dumps([settings, added, names], sort_keys=True)
         self.digest = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
@@ -101,20 +107,38 @@ class Tokenizer:
           UserError: the vocabulary's own rules of normalisation fail on a text.
         """
         parts = [list(cut_text(text, MAX_TEXT)) for text in texts]
+        encodings = self._encode(parts, self._encoder.encode_batch_fast)
+        return [_ids(of_text) for of_text in encodings]
+
+    def encode_with_offsets(self, texts: list[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The ids of each text, as from `encode_batch`, and where in the text their pieces stand.
+
+        Returns:
+          For each text ids, int32 [n], and offsets, int64 [n, 2]: the characters of the text as
+          it was given that each piece stands for, end exclusive, without the white space before
+          it. Pieces that one character came apart into (Hangul) all have that character.
+
+        Raises:
+          UserError: as `encode_batch`.
+        """
+        parts = [list(cut_text(text, MAX_TEXT)) for text in texts]
+        encodings = self._encode(parts, self._encoder.encode_batch)
+        return [
+            (_ids(of_text), joined_offsets(text_parts, [e.offsets for e in of_text]))
+            for text_parts, of_text in zip(parts, encodings, strict=True)
+        ]
+
+    def _encode(
+        self, parts: list[list[str]], encode: Callable[..., list[tokenizers.Encoding]]
+    ) -> list[list[tokenizers.Encoding]]:
         flat = [part for text_parts in parts for part in text_parts]
         with library_errors("the tokenizer's own rules fail on a text"):
             try:
-                encodings = self._encoder.encode_batch_fast(flat, add_special_tokens=False)
+                encodings = iter(encode(flat, add_special_tokens=False))
             except TypeError:  # a lone surrogate, which JSON can carry and UTF-8 cannot
                 flat = [part.encode(errors="ignore").decode() for part in flat]
-                encodings = self._encoder.encode_batch_fast(flat, add_special_tokens=False)
-        arrays = iter([np.array(encoding.ids, np.int32) for encoding in encodings])
-        return [
-            next(arrays)
-            if len(text_parts) == 1
-            else np.concatenate([next(arrays) for _ in text_parts])
-            for text_parts in parts
-        ]
+                encodings = iter(encode(flat, add_special_tokens=False))
+        return [[next(encodings) for _ in text_parts] for text_parts in parts]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special pieces left out and words put together."""
@@ -157,10 +181,11 @@ class Tokenizer:
         }
         normalizer = self._document["normalizer"] or {}
         if self._document["model"]["type"] == "WordPiece":
-            # Pieces that text is searched for before it is cut stand in tokenizer.json alone.
-            added = [token for token in self._document["added_tokens"] if not token["special"]]
-            first = min((token["id"] for token in added), default=self.vocab_size)
-            vocab = "".join(piece + "\n" for piece in self.pieces[:first])
+            # At its end, tokens beside the vocabulary stand in tokenizer.json alone; elsewhere they
+            # hold the ids of those after them.
+            beside = {token["id"] for token in beside_vocabulary(self._document)}
+            end = next(i for i in range(self.vocab_size, 0, -1) if i - 1 not in beside)
+            vocab = "".join(piece + "\n" for piece in self.pieces[:end])
             (directory / "vocab.txt").write_text(vocab, encoding="utf-8", newline="\n")
             if normalizer.get("type") == "BertNormalizer":
                 config["tokenizer_class"] = "BertTokenizer"
@@ -216,7 +241,7 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
     names = special_names(backend.get_vocab(), path, config)
     with library_errors(f"{path}: not a vocabulary"):
         tokenizer = Tokenizer(backend, names)
-    unknown = _unknown_piece(tokenizer._document["model"])
+    unknown = unknown_piece(tokenizer._document["model"])
     if unknown not in (None, names["unk_token"]):
         raise UserError(
             f"{path}: unknown text is to become {unknown!r}, and not {names['unk_token']!r}"
@@ -266,6 +291,10 @@ def train_tokenizer(
     backend = sentencepiece_backend(model, "the trained model")
     backend.normalizer = normalizer
     return Tokenizer(backend, names)
+
+
+def _ids(encodings: list[tokenizers.Encoding]) -> np.ndarray:
+    return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
 
 
 def _vocabulary_file(directory: Path) -> Path:
@@ -345,50 +374,3 @@ def _words(backend: tokenizers.Tokenizer, text: str) -> list[str]:
     if not backend.pre_tokenizer:
         return [text]
     return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
-
-
-def _starts_word(pieces: list[str], document: dict) -> np.ndarray:
-    model = document["model"]
-    if model["type"] == "WordPiece":
-        prefix = model["continuing_subword_prefix"]
-        return np.array([not piece.startswith(prefix) for piece in pieces])
-    byte_level = '"ByteLevel"' in json.dumps(document["pre_tokenizer"])
-    mark = "Ġ" if byte_level else WORD_MARK  # how a byte-level BPE writes a space
-    return np.array([piece.startswith(mark) for piece in pieces])
-
-
-def _unknown_piece(model: dict) -> str | None:
-    """What a model makes of text that no piece covers; None where it leaves that out."""
-    if model["type"] == "Unigram":
-        return None if model["unk_id"] is None else model["vocab"][model["unk_id"]][0]
-    return model["unk_token"]
-
-
-def _without_specials(document: dict) -> dict:
-    """`document` such that no text reaches a special piece, ids unchanged.
-
-    `tokenizers` looks for special pieces in the text before it cuts words, and a SentencePiece
-    model finds them among its pieces afterwards. So they are no longer declared, and are renamed
-    to hold a NUL and a space, which no cleaned text and no word does.
-    """
-    added, model = document["added_tokens"], dict(document["model"])
-    special = {token["content"] for token in added if token["special"]}
-    # Pieces that stand outside the model get their ids by position: give them their place in it.
-    # Not so those after all special ones: they have it, and the model would find whole words only.
-    last = max((token["id"] for token in added if token["special"]), default=-1)
-    extra = sorted((t for t in added if t["id"] <= last), key=lambda token: token["id"])
-
-    def rename(piece: str) -> str:
-        return f"\0 {piece}" if piece in special else piece
-
-    if isinstance(model["vocab"], dict):
-        vocab = model["vocab"] | {token["content"]: token["id"] for token in extra}
-        model["vocab"] = {rename(piece): index for piece, index in vocab.items()}
-    else:
-        outside = [token for token in extra if token["id"] >= len(model["vocab"])]
-        vocab = model["vocab"] + [[token["content"], 0.0] for token in outside]
-        model["vocab"] = [[rename(piece), score] for piece, score in vocab]
-    if model.get("unk_token"):
-        model["unk_token"] = rename(model["unk_token"])
-    kept = [token for token in added if not token["special"]]
-    return document | {"model": model, "added_tokens": kept, "post_processor": None}

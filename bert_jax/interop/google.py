@@ -3,7 +3,6 @@
 TensorFlow is imported where a checkpoint is read or written, and nowhere else.
 """
 
-import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -13,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.data.quiet_tensorflow import quiet_tensorflow
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.interop.names import CLASSIFIER, Row, Stored
 from bert_jax.interop.weights import DTYPES, Tensor, Weights, match_names, stored_tensors
 from bert_jax.models.config_json import bert_config_from_json
@@ -94,6 +94,11 @@ def write_google(weights: Weights, directory: Path, dtype: str) -> Weights:
             f"{weights.source}: Google's code has no {weights.architecture}, so no name for its "
             "head; convert it with --to=hf"
         )
+    if weights.own:
+        raise UserError(
+            f"{weights.source}: Google's code has no name for {min(weights.own)}; convert it with "
+            "--to=hf"
+        )
     config = weights.config
     fields: dict[str, Any] = {name: getattr(config, name) for name in _FIELDS}
     notes = []
@@ -164,9 +169,7 @@ def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:
         shapes = reader.get_variable_to_shape_map()
         dtypes = reader.get_variable_to_dtype_map()
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"{index}: cannot be read ({_first_line(error)}); fetch it again"
-        ) from error
+        raise UserError(f"{index}: cannot be read ({first_line(error)}); fetch it again") from error
 
     def reading(name: str) -> Callable[[], np.ndarray]:
         def read() -> np.ndarray:
@@ -174,7 +177,7 @@ def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:
                 return np.asarray(reader.get_tensor(name))
             except Exception as error:
                 raise UserError(
-                    f"{prefix}: {name} cannot be read ({_first_line(error)}); fetch it again"
+                    f"{prefix}: {name} cannot be read ({first_line(error)}); fetch it again"
                 ) from error
 
         return read
@@ -217,12 +220,7 @@ def _write_checkpoint(prefix: Path, tensors: dict[str, Tensor]) -> None:
 
 def _tensorflow() -> Any:
     """The module, which takes seconds to load, without its remarks on standard error."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    quiet_tensorflow()
     import tensorflow
 
     return tensorflow
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:300]

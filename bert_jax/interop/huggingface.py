@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.names import CLASSIFIER, Row, Stored
 from bert_jax.interop.safetensors_files import read_safetensors, write_safetensors
@@ -24,6 +24,8 @@ from bert_jax.models.config_json import bert_config_from_json, bert_config_to_js
 from bert_jax.training.run_files import read_json, write_json
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# The head of a task that transformers has no class for; it reads the encoder beside it.
+OWN_HEAD = "head.safetensors"
 _MAX_JSON = 64 << 20
 _HEAD_FIELDS = ("id2label", "label2id", "num_labels", "problem_type", "classifier_dropout")
 # Heads that share the word embeddings and their own bias, and are written once or twice.
@@ -52,12 +54,13 @@ def read_huggingface(directory: Path) -> Weights:
     named = next(iter(fields.get("architectures") or []), None)
     matched = match_names(stored, config, huggingface_name, named, str(directory))
     _check_labels(fields, matched, where)
+    own = read_safetensors(directory / OWN_HEAD) if (directory / OWN_HEAD).exists() else {}
     return Weights(
         source=str(directory),
         form="Hugging Face",
         config=config,
         architecture=matched.architecture,
-        tensors=matched.tensors,
+        tensors={**own, **matched.tensors},
         tokenizer=_read_tokenizer(directory),
         vocab=directory,
         head_fields={name: fields[name] for name in _HEAD_FIELDS if name in fields},
@@ -87,6 +90,8 @@ def write_huggingface(weights: Weights, directory: Path, dtype: str) -> Weights:
     if weights.architecture == "BertModel":
         tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
     write_safetensors(directory / WEIGHTS, tensors)
+    if weights.own:
+        write_safetensors(directory / OWN_HEAD, weights.own)
     if weights.tokenizer:
         weights.tokenizer.save(directory)
     (directory / "README.md").write_text(model_card(weights), encoding="utf-8")
@@ -120,10 +125,9 @@ def download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_SAFE_FILES, ignore_patterns=["*/*"]))
     except Exception as error:  # the library raises errors of four others
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
             f"{name}: no such file or directory, and it could not be fetched from the Hugging Face "
-            f"hub ({reason}); give a directory, or check the name and the network"
+            f"hub ({first_line(error)}); give a directory, or check the name and the network"
         ) from error
 
 

@@ -10,16 +10,10 @@ from bert_jax.data.tokenization import Tokenizer, new_pieces
 from bert_jax.errors import UserError
 from bert_jax.interop.params import VOCABULARY, load_params
 from bert_jax.interop.weights import Tensor, Weights
+from bert_jax.models.config_json import COMPUTATION
 
 # How the model is computed and regularised is the recipe's; what it is, the weights'.
-_OF_THE_RECIPE = {
-    "vocab_multiple",
-    "dtype",
-    "scan_layers",
-    "remat",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-}
+_OF_THE_RECIPE = COMPUTATION | {"hidden_dropout_prob", "attention_probs_dropout_prob"}
 
 
 def adopt(config: Config, weights: Weights) -> Config:
@@ -28,11 +22,7 @@ def adopt(config: Config, weights: Weights) -> Config:
     Raises:
       UserError: the weights have no vocabulary; a phase is longer than they allow.
     """
-    if weights.tokenizer is None:
-        raise UserError(
-            f"{weights.source}: has no vocabulary, which says what the rows of its embedding are; "
-            "put its vocab.txt or tokenizer.json there"
-        )
+    weights.needed_tokenizer()  # refused here, before any text is read
     longest = max(phase.seq_len for phase in config.phases)
     if longest > weights.config.max_position_embeddings:
         raise UserError(
@@ -40,19 +30,23 @@ def adopt(config: Config, weights: Weights) -> Config:
             f"pieces, and a phase has seq_len={longest}; extend it by python -m bert_jax.convert "
             f"--max_position_embeddings={longest}"
         )
-    names = [spec.name for spec in fields(BertConfig) if spec.name not in _OF_THE_RECIPE]
-    given = {name: getattr(weights.config, name) for name in names}
     added = len(new_pieces(config.corpus.new_tokens)) if config.corpus.new_tokens else 0
     # The token shards say how many pieces there are; this is the most there may be.
-    given["vocab_size"] = max(config.model.vocab_size, weights.config.vocab_size) + added
+    pieces = max(config.model.vocab_size, weights.config.vocab_size) + added
     corpus = config.corpus
     adopted = replace(
         config,
-        model=replace(config.model, **given),
+        model=replace(adopted_model(config.model, weights), vocab_size=pieces),
         corpus=replace(corpus, vocab=corpus.vocab or str(weights.vocab.absolute())),
     )
     adopted.validate()
     return adopted
+
+
+def adopted_model(model: BertConfig, weights: Weights) -> BertConfig:
+    """The architecture of `weights`, computed and regularised as `model` is."""
+    names = [spec.name for spec in fields(BertConfig) if spec.name not in _OF_THE_RECIPE]
+    return replace(model, **{name: getattr(weights.config, name) for name in names})
 
 
 def start_params(weights: Weights, tokenizer: Tokenizer, params: Any) -> tuple[Any, list[str]]:

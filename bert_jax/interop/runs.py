@@ -11,14 +11,15 @@ import numpy as np
 import orbax.checkpoint as ocp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from bert_jax.config import BertConfig
 from bert_jax.data.shards import read_manifest
 from bert_jax.data.tokenization import load_tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.interop.names import CLASSIFIER, PARTS, axis_sizes, table_rows
 from bert_jax.interop.params import VOCABULARY, load_params, stacked_name
 from bert_jax.interop.weights import Tensor, Weights, architecture_of
 from bert_jax.models.config_json import bert_config_from_json
-from bert_jax.training.checkpoints import Checkpoints
+from bert_jax.training.checkpoints import Checkpoints, saved_steps
 from bert_jax.training.fingerprint import fingerprints
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.run_directory import read_config, read_fingerprint
@@ -42,29 +43,52 @@ def read_run(directory: Path) -> Weights:
     config = bert_config_from_json(fields["model"], str(where))
     step, params = _newest_params(directory / CHECKPOINTS)
     _check_depth(params, config.num_hidden_layers, where)
-    labels = params[f"{CLASSIFIER}/bias"].shape[0] if f"{CLASSIFIER}/bias" in params else 2
-    sizes = axis_sizes(config, labels)
     vocab = directory / TOKENIZER
-    rows = [
-        row
-        for row in table_rows(config.num_hidden_layers)
-        if stacked_name(row.ours)[0] in params or row.ours in params
-    ]
-    tensors = {row.ours: _tensor(row.ours, row.shape(sizes), params, where) for row in rows}
+    tensors = tensors_of_params(params, config, str(where))
+    scopes = {row.scope for row in table_rows(config.num_hidden_layers) if row.ours in tensors}
     named, head_fields = fields.get("architecture"), fields.get("head_fields")
     return Weights(
         source=str(directory),
         form=f"bert_jax at step {step:,}",
         config=config,
-        architecture=architecture_of(
-            {row.scope for row in rows}, named if named in tuple(PARTS) else None
-        ),
+        architecture=architecture_of(scopes, named if named in tuple(PARTS) else None),
         tensors=tensors,
         tokenizer=load_tokenizer(vocab) if vocab.is_dir() else None,
         vocab=vocab,
         head_fields=head_fields if isinstance(head_fields, dict) else {},
         facts=_facts(directory, step) if "phases" in fields else {},
     )
+
+
+def tensors_of_params(
+    params: Mapping[str, np.ndarray], config: BertConfig, where: str
+) -> dict[str, Tensor]:
+    """The tensors of a model that its parameters hold, by their names.
+
+    Those are the table's, and for a head that the table does not have the parameters' own.
+
+    Args:
+      params: by path; layers may be stacked, and the vocabulary padded.
+      config: of the model.
+      where: what errors call them.
+
+    Raises:
+      UserError: a shape that is not the config's.
+    """
+    bias = params.get(f"{CLASSIFIER}/bias")
+    sizes = axis_sizes(config, 2 if bias is None else bias.shape[0])
+    rows = [
+        row
+        for row in table_rows(config.num_hidden_layers)
+        if stacked_name(row.ours)[0] in params or row.ours in params
+    ]
+    known = {row.ours: _tensor(row.ours, row.shape(sizes), params, where) for row in rows}
+    scopes = {row.ours.split("/")[0] for row in table_rows(1)}
+    own = {name: array for name, array in params.items() if name.split("/")[0] not in scopes}
+    return known | {
+        name: Tensor(array.shape, array.dtype, lambda array=array: array)
+        for name, array in own.items()
+    }
 
 
 def write_run(weights: Weights, directory: Path, dtype: str) -> Weights:
@@ -86,6 +110,8 @@ def write_run(weights: Weights, directory: Path, dtype: str) -> Weights:
         name, layer = stacked_name(row.ours)
         depth = () if layer is None else (config.num_hidden_layers,)
         like[name] = jax.ShapeDtypeStruct((*depth, *row.shape(sizes)), np.float32)
+    for name, tensor in weights.own.items():
+        like[name] = jax.ShapeDtypeStruct(tensor.shape, np.float32)
     params, _ = load_params(weights, unflatten_dict(like, sep="/"))
     checkpoints = Checkpoints(directory, keep=1)
     checkpoints.save({"params": params}, 0, {})
@@ -105,8 +131,7 @@ def write_run(weights: Weights, directory: Path, dtype: str) -> Weights:
 def _newest_params(folder: Path) -> tuple[int, dict[str, np.ndarray]]:
     """Step and parameters, by path, of the newest checkpoint that is as it was written."""
     damages = []
-    steps = (path.name for path in folder.iterdir())
-    for step in sorted((int(name) for name in steps if name.isdecimal()), reverse=True):
+    for step in reversed(saved_steps(folder)):
         checkpoint = folder / str(step)
         try:
             seal = read_seal(checkpoint)
@@ -135,7 +160,7 @@ def _read_params(checkpoint: Path, arrays: Mapping[str, Any]) -> dict[str, np.nd
     try:
         restored = ocp.PyTreeCheckpointer().restore(checkpoint.absolute(), args=arguments)
     except Exception as error:  # the library raises nothing narrower
-        raise Damage(next(iter(str(error).splitlines()), type(error).__name__)[:300]) from error
+        raise Damage(first_line(error)) from error
     params: dict[str, Any] = dict(flatten_dict(restored, sep="/"))
     for name, array in params.items():
         if f"{int(fingerprints(array)):08x}" != arrays[name]["fingerprint"]:
@@ -144,7 +169,7 @@ def _read_params(checkpoint: Path, arrays: Mapping[str, Any]) -> dict[str, np.nd
 
 
 def _tensor(
-    name: str, shape: tuple[int, ...], params: Mapping[str, np.ndarray], where: Path
+    name: str, shape: tuple[int, ...], params: Mapping[str, np.ndarray], where: str
 ) -> Tensor:
     """A parameter of the table, from a tree that may be stacked and padded."""
     stacked, layer = stacked_name(name)

@@ -41,7 +41,7 @@ class Weights:
       config: of the model, computed as this package does by default.
       architecture: a key of `names.PARTS`, the one whose heads are here.
       tensors: by their names in `names`' table, in the shapes that they have here (unrolled,
-        unpadded), in the dtype that they are stored in.
+        unpadded), in the dtype that they are stored in; and those of `own`.
       tokenizer: None where the source has none.
       vocab: where `load_tokenizer` finds it.
       head_fields: what a config.json says of labels.
@@ -71,11 +71,30 @@ class Weights:
         """Whether it has a pooler, which comes with next-sentence prediction here."""
         return f"{POOLER}/dense/kernel" in self.tensors
 
+    def needed_tokenizer(self) -> Tokenizer:
+        """The vocabulary.
+
+        Raises:
+          UserError: there is none.
+        """
+        if self.tokenizer is None:
+            raise UserError(
+                f"{self.source}: has no vocabulary, which says what the rows of its embedding are; "
+                "put its vocab.txt or tokenizer.json there"
+            )
+        return self.tokenizer
+
     @property
     def labels(self) -> int:
         """Number of labels of its classifier; 2 where it has none, as in transformers."""
         bias = self.tensors.get(f"{CLASSIFIER}/bias")
         return bias.shape[0] if bias else 2
+
+    @property
+    def own(self) -> dict[str, Tensor]:
+        """The tensors of a head that the table does not have, by the names of its parameters."""
+        known = {row.ours for row in self.rows()}
+        return {name: tensor for name, tensor in self.tensors.items() if name not in known}
 
     def rows(self) -> list[Row]:
         """The rows of the table that it holds."""

@@ -18,7 +18,15 @@ ARCHITECTURES = (
     "BertForMultipleChoice",
 )
 # How the model is computed; config.json's own `dtype` is that of the stored weights.
-_COMPUTATION = {"vocab_multiple", "dtype", "scan_layers", "remat"}
+COMPUTATION = {
+    "vocab_multiple",
+    "dtype",
+    "gradient_dtype",
+    "scan_layers",
+    "remat",
+    "attention",
+    "dropout_bits",
+}
 # What else config.json may ask of a BERT, and the only value that this encoder computes.
 _FIXED = {
     "model_type": "bert",
@@ -80,7 +88,7 @@ def bert_config_from_json(fields: Mapping[str, Any], where: str = "config.json")
 
 
 def _model_fields() -> list[dataclasses.Field]:
-    return [spec for spec in dataclasses.fields(BertConfig) if spec.name not in _COMPUTATION]
+    return [spec for spec in dataclasses.fields(BertConfig) if spec.name not in COMPUTATION]
 
 
 def _checked(value: Any, spec: dataclasses.Field, where: str) -> Any:

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG whose colours are CSS variables, so that a page can be dark.
+"""Charts as inline SVG whose colours are CSS variables, so that a page can be dark.
 
 matplotlib is imported where it draws, for it takes longer to load than a `--help` may.
 """
@@ -6,7 +6,7 @@ matplotlib is imported where it draws, for it takes longer to load than a `--hel
 import html
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ _COLORS = {
     "#050607": "var(--heldout)",
 }
 _TEXT, _MUTED, _RULE, _TRAIN, _HELDOUT = _COLORS
+_DASHES = (0, (4, 3))
 # More points than a chart has pixels only make the page heavy.
 _MOST_POINTS = 400
 
@@ -57,32 +58,130 @@ def line_chart(
       percentages: values are shares of 0 to 1 and labelled as percentages.
       from_zero: the vertical axis starts at 0, for amounts.
     """
+    from matplotlib.ticker import MaxNLocator
+
+    def draw(axes: "Axes") -> None:
+        for curve in curves:
+            _draw(axes, curve)
+        for label, value in (levels or {}).items():
+            axes.axhline(value, color=_MUTED, linewidth=1.2, linestyle=_DASHES, label=label)
+        for step in boundaries:
+            axes.axvline(step, color=_MUTED, linewidth=1, linestyle=(0, (1, 2)))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.yaxis.set_major_formatter(_percent if percentages else _amount)
+        if from_zero:
+            axes.set_ylim(bottom=0)
+
+    return _svg(title, draw)
+
+
+def bar_chart(
+    title: str,
+    edges: Sequence[float] | np.ndarray,
+    counts: Mapping[str, Sequence[int] | np.ndarray],
+    *,
+    percentages: bool = False,
+) -> str:
+    """An `<svg>` element: a histogram of up to two groups, the first below the second.
+
+    Args:
+      title: as for `line_chart`.
+      edges: of the bins, rising, [bins + 1].
+      counts: label -> how many of the group are in each bin, [bins].
+      percentages: the edges are shares of 0 to 1 and labelled as percentages.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    def draw(axes: "Axes") -> None:
+        below = np.zeros(len(edges) - 1)
+        widths = np.diff(edges)
+        for (label, heights), color in zip(counts.items(), (_TRAIN, _HELDOUT), strict=False):
+            style = {"width": widths, "align": "edge", "color": color, "linewidth": 0}
+            axes.bar(edges[:-1], heights, bottom=below, label=label, **style)
+            below = below + np.asarray(heights)
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_formatter(_percent if percentages else _amount)
+
+    return _svg(title, draw)
+
+
+def reliability_chart(
+    title: str, edges: np.ndarray, shares: np.ndarray, confidences: np.ndarray
+) -> str:
+    """An `<svg>` element: how often what is said with a probability is so.
+
+    Args:
+      title: as for `line_chart`.
+      edges: of the bins of probability, [bins + 1].
+      shares: of what is so in each bin, [bins]; NaN where a bin is empty.
+      confidences: the mean probability in each bin, [bins]; NaN where it is empty.
+    """
+
+    def draw(axes: "Axes") -> None:
+        style = {"width": np.diff(edges), "align": "edge", "color": _RULE, "linewidth": 0}
+        axes.bar(edges[:-1], np.nan_to_num(shares), **style)
+        axes.plot(
+            [0, 1], [0, 1], color=_MUTED, linewidth=1.2, linestyle=_DASHES, label="calibrated"
+        )
+        axes.plot(
+            confidences,
+            shares,
+            color=_TRAIN,
+            marker="o",
+            markersize=4,
+            linewidth=1.4,
+            label="model",
+        )
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1.02)
+        axes.xaxis.set_major_formatter(_percent)
+        axes.yaxis.set_major_formatter(_percent)
+
+    return _svg(title, draw)
+
+
+def scatter_chart(title: str, true: np.ndarray, predicted: np.ndarray) -> str:
+    """An `<svg>` element: predicted values, float [n], over true ones, and where they are equal."""
+
+    def draw(axes: "Axes") -> None:
+        ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]
+        axes.plot(ends, ends, color=_MUTED, linewidth=1.2, linestyle=_DASHES, label="equal")
+        axes.plot(
+            true,
+            predicted,
+            color=_TRAIN,
+            marker="o",
+            markersize=3,
+            markeredgewidth=0,
+            linestyle="none",
+            alpha=0.4,
+            label="example",
+        )
+
+    return _svg(title, draw)
+
+
+def _svg(title: str, draw: "Callable[[Axes], None]") -> str:
+    """The `<svg>` element of what `draw` draws, in the style of all charts."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     # Text stays text, and the ids of clip paths differ from chart to chart of a page.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "font.size": 9}):
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": ascii(title), "font.size": 9}):
         figure = Figure(figsize=(5.6, 2.7), layout="constrained")
         axes = figure.add_subplot()
-        for curve in curves:
-            _draw(axes, curve)
-        for label, value in (levels or {}).items():
-            axes.axhline(value, color=_MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label=label)
-        for step in boundaries:
-            axes.axvline(step, color=_MUTED, linewidth=1, linestyle=(0, (1, 2)))
         axes.xaxis.set_major_formatter(_amount)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.yaxis.set_major_formatter(_amount)
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_formatter(_percent if percentages else _amount)
-        if from_zero:
-            axes.set_ylim(bottom=0)
+        draw(axes)
+        axes.set_axisbelow(True)
         axes.grid(axis="y", color=_RULE, linewidth=0.8)
         axes.tick_params(color=_RULE, labelcolor=_MUTED, length=0)
         axes.spines[["top", "left", "right"]].set_visible(False)
         axes.spines["bottom"].set_color(_RULE)
         axes.margins(x=0.01)
-        if len(curves) + len(levels or {}) > 1:
+        if len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(frameon=False, labelcolor=_TEXT)
         image = io.StringIO()
         figure.savefig(

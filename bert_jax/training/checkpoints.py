@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.training.fingerprint import fingerprints, leaf_names
 from bert_jax.training.seal import Damage, check_files, read_seal, write_seal
 
@@ -31,7 +31,11 @@ State = TypeVar("State")  # a tree of arrays
 
 
 class Checkpoints:
-    """The `checkpoints` folder of a run directory. All processes call its methods alike."""
+    """The `checkpoints` folder of a run directory. All processes call its methods alike.
+
+    Attributes:
+      best: the step of a checkpoint that stays, however old it is; None for none.
+    """
 
     def __init__(self, run_directory: Path, keep: int) -> None:
         """Open the folder, making it where it is missing; `keep` newest checkpoints stay."""
@@ -39,6 +43,7 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._folder = (run_directory / "checkpoints").absolute()
         self._keep = keep
+        self.best: int | None = None
         self._newest: int | None = None
         self._pending: tuple[int, Any, Any, dict[str, Any]] | None = None
         self._checkpointer = ocp.AsyncCheckpointer(
@@ -94,26 +99,39 @@ class Checkpoints:
         """
         while (step := _of_first_process(self._newest_whole())) >= 0:
             try:
-                state, seal = self._read(step, abstract_state)
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(
-                    f"{self._path(step)}: cannot be restored ({_first_line(error)}); move it away "
-                    "to go on from the one before it"
-                ) from error
-            found = _with_fingerprints(_described(state), fingerprints(state))
-            changed = [name for name, facts in found.items() if facts != seal["arrays"][name]]
-            if not changed:
+                restored = self.restore_step(step, abstract_state)
                 self._newest = step
-                return state, seal["window"]
-            self._set_aside(step, f"{changed[0]} is not what was saved")
+                return restored
+            except Damage as damage:
+                self._set_aside(step, str(damage))
         if step == _NEVER_SAVED:
             return None
         raise UserError(
             f"{self._folder}: no checkpoint is whole; put a good copy of one back, or move "
             f"{self._folder / DAMAGED} away to begin at step 0"
         )
+
+    def restore_step(self, step: int, abstract_state: State) -> tuple[State, dict[str, Any]]:
+        """As `restore`, of one checkpoint.
+
+        Raises:
+          Damage: it is not what was saved.
+          UserError: it has other arrays than `abstract_state`, or cannot be read.
+        """
+        try:
+            state, seal = self._read(step, abstract_state)
+        except (UserError, Damage):
+            raise
+        except Exception as error:
+            raise UserError(
+                f"{self._path(step)}: cannot be restored ({first_line(error)}); move it away "
+                "to go on from the one before it"
+            ) from error
+        found = _with_fingerprints(_described(state), fingerprints(state))
+        changed = [name for name, facts in found.items() if facts != seal["arrays"][name]]
+        if changed:
+            raise Damage(f"{changed[0]} is not what was saved")
+        return state, seal["window"]
 
     def close(self) -> None:
         """Wait until all is written.
@@ -130,11 +148,6 @@ class Checkpoints:
     def _path(self, step: int) -> Path:
         return self._folder / str(step)
 
-    def _steps(self) -> list[int]:
-        names = (path.name for path in self._folder.iterdir())
-        steps = [int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]{0,9}", name)]
-        return sorted(step for step in steps if step < 2**31)  # an int32, as in the state
-
     def _seal(self) -> None:
         assert self._pending
         step, arrays, prints, window = self._pending
@@ -144,8 +157,9 @@ class Checkpoints:
 
     def _delete_old(self) -> None:
         if jax.process_index() == 0:
-            for step in self._steps()[: -self._keep]:
-                shutil.rmtree(self._path(step))
+            for step in saved_steps(self._folder)[: -self._keep]:
+                if step != self.best:
+                    shutil.rmtree(self._path(step))
 
     def _check_room(self, state: Any) -> None:
         """Raise at once what would fail on the way, and leave the disk full."""
@@ -160,7 +174,7 @@ class Checkpoints:
         """The step of the newest checkpoint whose files are all as they were written."""
         if jax.process_index():
             return _NEVER_SAVED  # process 0 looks for all
-        for step in reversed(self._steps()):
+        for step in reversed(saved_steps(self._folder)):
             try:
                 check_files(self._path(step), read_seal(self._path(step))["files"])
                 return step
@@ -197,12 +211,19 @@ class Checkpoints:
 
     def _failure(self, error: Exception) -> UserError:
         self._newest = None
-        kept = self._steps()
+        kept = saved_steps(self._folder)
         held = f"the newest one that is whole is step {max(kept)}" if kept else "there is none yet"
         return UserError(
-            f"{self._folder}: a checkpoint could not be written ({_first_line(error)}); {held}; "
+            f"{self._folder}: a checkpoint could not be written ({first_line(error)}); {held}; "
             "free some disk space and start the same command again"
         )
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints that `folder` holds by name, the oldest first."""
+    names = (path.name for path in folder.iterdir())
+    steps = [int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]{0,9}", name)]
+    return sorted(step for step in steps if step < 2**31)  # an int32, as in the state
 
 
 def _described(tree: Any) -> dict[str, dict[str, Any]]:
@@ -225,7 +246,3 @@ def _with_fingerprints(described: dict[str, dict[str, Any]], prints: Any) -> dic
 def _of_first_process(number: int) -> int:
     """Process 0's number, in all processes."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:300]

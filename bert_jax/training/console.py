@@ -6,7 +6,7 @@ The texts are pure functions; `Progress` alone prints, and only where it is told
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -53,7 +53,7 @@ def header(
     if flops_per_second:
         to_do += f", about {duration(flops / flops_per_second)}"
     rows.append(("to do", to_do))
-    return _table("pretraining", rows)
+    return table("pretraining", rows)
 
 
 def evaluation_line(record: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
@@ -85,7 +85,7 @@ def summary(
     if resume_command:
         rows.append(("continue", resume_command))
     rows.append(("report", f"python -m bert_jax.report {shlex.quote(str(run_directory))}"))
-    return _table("stopped" if resume_command else "done", rows)
+    return table("stopped" if resume_command else "done", rows)
 
 
 class Progress:
@@ -93,7 +93,8 @@ class Progress:
 
     def __init__(
         self,
-        config: Config,
+        total_steps: int,
+        seconds_left: Callable[[int, Mapping[str, Any]], float | None],
         start_step: int = 0,
         *,
         enabled: bool = True,
@@ -102,12 +103,14 @@ class Progress:
         """Starts at `start_step`; not `enabled` (any process but the first) prints nothing.
 
         Args:
-          config: the resolved config: its phases tell what is left to do.
+          total_steps: of the run.
+          seconds_left: from steps done and the last "train" record, as `pretraining_seconds_left`.
           start_step: steps already done.
           enabled: whether this process prints.
           stream: where to print; standard error by default.
         """
-        self._config = config
+        self._total = total_steps
+        self._seconds_left = seconds_left
         self._enabled = enabled
         self._stream = stream or sys.stderr
         self._printed_at = -_SECONDS_BETWEEN_LINES
@@ -115,7 +118,7 @@ class Progress:
         self._bar = None
         if enabled and self._stream.isatty():
             self._bar = tqdm(
-                total=config.total_steps,
+                total=total_steps,
                 initial=start_step,
                 file=self._stream,
                 dynamic_ncols=True,
@@ -132,7 +135,7 @@ class Progress:
                 self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
         elif text:
-            self._pending = f"step {step:,}/{self._config.total_steps:,} {text}"
+            self._pending = f"step {step:,}/{self._total:,} {text}"
             if time.monotonic() - self._printed_at >= _SECONDS_BETWEEN_LINES:
                 self._print_pending()
 
@@ -161,15 +164,15 @@ class Progress:
         self._pending = ""
         self._printed_at = time.monotonic()
 
-    def _seconds_left(self, step: int, record: Mapping[str, Any]) -> float | None:
-        """Time for the FLOPs left at the speed of `record`: a longer phase ahead counts as such."""
-        speed = record.get("tokens_per_second")
-        if not speed:
-            return None
-        phase = self._config.phases[record["phase"]]
-        flops_per_token = step_flops(self._config.model, phase) / (phase.seq_len * phase.batch_size)
-        left = run_flops(self._config.model, self._config.phases, step)
-        return left / (flops_per_token * speed)
+
+def pretraining_seconds_left(config: Config, step: int, record: Mapping[str, Any]) -> float | None:
+    """Time for the FLOPs left at the speed of `record`: a longer phase ahead counts as such."""
+    speed = record.get("tokens_per_second")
+    if not speed:
+        return None
+    phase = config.phases[record["phase"]]
+    flops_per_token = step_flops(config.model, phase) / (phase.seq_len * phase.batch_size)
+    return run_flops(config.model, config.phases, step) / (flops_per_token * speed)
 
 
 def duration(seconds: float) -> str:
@@ -199,7 +202,8 @@ def time_split(seconds: Mapping[str, float]) -> str:
     return f"{duration(total)}: {', '.join(shares)}" if shares else duration(total)
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
+def table(title: str, rows: list[tuple[str, str]]) -> str:
+    """A title and lines of names and texts."""
     width = max(len(name) for name, _ in rows)
     return "\n".join([title] + [f"  {name:<{width}}  {text}" for name, text in rows])
 
@@ -239,6 +243,7 @@ def _train_text(record: Mapping[str, Any], seconds_left: float | None) -> str:
     """The figures of a "train" record that are known, short enough for a bar's line."""
     formats = {
         "loss": "loss {:.3f}",
+        "accuracy": "accuracy {:.1%}",
         "mlm_accuracy": "mlm {:.1%}",
         "nsp_accuracy": "nsp {:.1%}",
         "tokens_per_second": "{:,.0f} tokens/s",

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.training.objective import Metrics
 from bert_jax.training.sharding import shard_batch
-from bert_jax.training.steps import Metrics
 
 
 def mean_metrics(totals: Iterable[Metrics]) -> dict[str, float]:

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import Config
+from bert_jax.config import RunConfig
 from bert_jax.errors import TrainingFailure
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import TRAIN, Clock
-from bert_jax.training.console import Progress, evaluation_line
+from bert_jax.training.console import Progress
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.optimizer import learning_rate_schedule
 from bert_jax.training.sharding import shard_batch
@@ -37,7 +37,7 @@ class Run:
     """What the stretches of a run share."""
 
     directory: Path
-    config: Config
+    config: RunConfig
     mesh: Mesh
     train_step: Any  # jitted
     clock: Clock
@@ -47,6 +47,9 @@ class Run:
     checkpoints: Checkpoints
     stop_due: Callable[[], bool]  # whether to stop here; asked alike by all processes
     begin: Callable[[str], None]  # see `Watchdog.begin`
+    score: str = ""  # the metric of evaluations by which a state is best, if any is; more is better
+    # The train step for each shape of batch that has come.
+    compiled: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
 
 def train_steps(
@@ -55,7 +58,7 @@ def train_steps(
     state: TrainState,
     host_batches: Iterable[Mapping[str, np.ndarray]],
     evaluation: Callable[[Any], dict[str, float]],
-    baseline: Mapping[str, float],
+    evaluation_text: Callable[[Mapping[str, Any]], str],
 ) -> TrainState:
     """Train from the state's step to the end of the stretch, or until the run is to stop.
 
@@ -69,7 +72,7 @@ def train_steps(
       host_batches: this process's rows of the batches, from the state's step on.
       evaluation: from parameters to the means of the held-out metrics; raises `Stopped` where the
         run is to stop: then no record is written, and the resumed run does it first.
-      baseline: what a trivial model scores there, to print beside it.
+      evaluation_text: what a person is told of an "eval" record.
 
     Raises:
       TrainingFailure: too many steps in a row were skipped.
@@ -89,8 +92,9 @@ def train_steps(
             return
         record = {"kind": "eval", "step": step, "phase": stretch.phase} | means
         run.writer.write(record)
-        run.progress.print(evaluation_line(record, baseline))
+        run.progress.print(evaluation_text(record))
         window.evaluated = step
+        _note_best(run, step, means.get(run.score))
 
     if step and is_due(config.eval_every) and window.evaluated != step:
         evaluate()
@@ -100,10 +104,9 @@ def train_steps(
     with clock("pipeline"):
         batches = _on_devices(host_batches, run.mesh)
         batch = next(batches)
-    with clock("compile"):
-        train_step = run.train_step.lower(state, batch).compile()
     schedule = learning_rate_schedule(config.optimizer, config.total_steps)
     while step < end and not run.stop_due():
+        train_step = _compiled(run, state, batch)
         run.begin("step")
         with clock(TRAIN):
             state, metrics, outcome = train_step(state, batch)
@@ -124,9 +127,26 @@ def train_steps(
         if is_due(config.eval_every):
             evaluate()
         # In a row of skipped steps the state may be ruined: the last good checkpoints stay.
-        if is_due(config.checkpoint_every) and not window.in_row:
+        if (is_due(config.checkpoint_every) or run.checkpoints.best == step) and not window.in_row:
             save_checkpoint(run, state, step)
     return state
+
+
+def _note_best(run: Run, step: int, score: float | None) -> None:
+    """Have the checkpoint of the best evaluation stay."""
+    if score is not None and (run.window.best is None or score > run.window.best[1]):
+        run.window.best = step, score
+        run.checkpoints.best = step
+
+
+def _compiled(run: Run, state: TrainState, batch: Mapping[str, jax.Array]) -> Callable[..., Any]:
+    """The train step for batches of this shape."""
+    shape = tuple((name, array.shape) for name, array in batch.items())
+    if shape not in run.compiled:
+        run.begin("compile")
+        with run.clock("compile"):
+            run.compiled[shape] = run.train_step.lower(state, batch).compile()
+    return run.compiled[shape]
 
 
 def save_checkpoint(run: Run, state: TrainState, step: int) -> None:

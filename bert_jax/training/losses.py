@@ -1,7 +1,7 @@
 """The pretraining losses, as sums and weights.
 
 A mean of means is wrong wherever parts differ in weight: devices, micro-batches, a ragged last
-batch. So nothing here divides but `pretraining_loss`, once, by the weight of the whole batch.
+batch. So nothing here divides; `objective.summed_loss` does, once, by the whole batch's weights.
 
 A batch is a dict of arrays (B sequences, P predictions each): masked_lm_ids int32 [B, P],
 masked_lm_weights float32 [B, P] (1 real, 0 padding), and with next-sentence prediction
@@ -53,18 +53,6 @@ def loss_weights(batch: Batch) -> dict[str, jax.Array]:
     if "next_sentence_labels" in batch:
         weights["nsp_loss"] = jnp.sum(batch["next_sentence_weights"])
     return weights
-
-
-def pretraining_loss(
-    metrics: Mapping[str, tuple[jax.Array, jax.Array]], weights: Mapping[str, jax.Array]
-) -> jax.Array:
-    """Masked-LM loss plus next-sentence loss (BERT paper, A.2), each sum divided by its weight.
-
-    Args:
-      metrics: of a batch or of one of its micro-batches, by `pretraining_metrics`.
-      weights: of the whole batch, by `loss_weights`.
-    """
-    return jnp.sum(jnp.stack([metrics[name][0] / weight for name, weight in weights.items()]))
 
 
 def _classification(

@@ -42,8 +42,9 @@ _PACKAGES = (
 class MetricsWriter:
     """Appends records to `metrics.jsonl` and their numbers to `tensorboard/`.
 
-    A line is with the operating system when `write` returns, an event a second later. One
-    process of a run writes.
+    A line is with the operating system when `write` returns, an event a second later. With a "time"
+    record the lines are on the disk, or in the bucket that is mounted there. One process of a run
+    writes.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class MetricsWriter:
         record = {"time": time.time()} | {key: _plain(value) for key, value in record.items()}
         self._lines.write(json.dumps(record, allow_nan=False) + "\n")
         self._lines.flush()
+        if record["kind"] == "time":  # with each checkpoint, of which it is to be as sure
+            os.fsync(self._lines.fileno())
         for name, value in record.items():
             if name not in ("step", "phase", "time") and isinstance(value, int | float):
                 tag = f"{record['kind']}/{name}"

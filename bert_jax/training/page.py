@@ -25,6 +25,28 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], name: str = "") 
     return f'<div class="scroll"><table class="{name}"><tr>{head}</tr>\n{body}</table></div>'
 
 
+def facts(texts: Iterable[str]) -> str:
+    """Texts in a line, below a page's heading."""
+    items = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
+    return f'<ul class="facts">{items}</ul>'
+
+
+def chart(title: str, drawing: str) -> str:
+    """A drawing, HTML, under its title, text."""
+    return f"<figure><figcaption>{html.escape(title)}</figcaption>{drawing}</figure>"
+
+
+def charts(drawings: Iterable[str]) -> str:
+    """Charts side by side where there is room."""
+    return f'<div class="charts">{"".join(drawings)}</div>'
+
+
+def shown(text: str) -> str:
+    """A text that others wrote as HTML: escaped, and cut after 300 characters."""
+    cut = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "\u2026"
+    return html.escape(cut)
+
+
 def details(title: str, content: dict[str, Any]) -> str:
     if not content:
         return ""
@@ -32,13 +54,14 @@ def details(title: str, content: dict[str, Any]) -> str:
     return f"<details><summary>{title}</summary><pre>{text}</pre></details>"
 
 
+_MOST_CHARACTERS = 300
 _PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}: pretraining report</title>
+<title>{title}</title>
 <style>{style}</style>
 </head>
 <body>
@@ -76,13 +99,19 @@ td { white-space: nowrap; }
 th { font-weight: 500; color: var(--muted); }
 tr:first-child th { font-size: .85rem; vertical-align: bottom; }
 th:first-child { text-align: left; padding-left: 0; }
+.matrix td { padding: .1rem; }
+.matrix td div { padding: .3rem .4rem; border-radius: .25rem; }
+.texts th, .texts td { text-align: left; vertical-align: top; white-space: normal; }
+.texts tr:not(:first-child) th { overflow-wrap: anywhere; }
+.texts td { overflow-wrap: break-word; }
+.texts tr:not(:first-child) th { font-weight: 400; color: var(--text); }
 .results td:nth-child(2) { font-size: 1.3rem; font-weight: 600; }
 .time { max-width: 44rem; }
 .time td:last-child { width: 45%; }
 .bar { height: .7rem; border-radius: .2rem; background: var(--train); }
 .charts {
   display: grid; gap: 1.2rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(25rem, 100%), 1fr));
+  grid-template-columns: repeat(auto-fill, minmax(min(25rem, 100%), 1fr));
 }
 figure { margin: 0; padding: .8rem; border-radius: .5rem; background: var(--panel); }
 figcaption { margin-bottom: .3rem; font-size: .9rem; font-weight: 600; }

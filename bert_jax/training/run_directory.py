@@ -5,12 +5,12 @@ import errno
 import fcntl
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bert_jax.config import Config, Phase, walk
+from bert_jax.config import Config, Phase, RunConfig, walk
 from bert_jax.errors import UserError
 from bert_jax.training.run_files import read_json, write_json
 
@@ -21,15 +21,27 @@ T = TypeVar("T")
 _MAX_BYTES = 1 << 20
 _MAX_HOLDER = 300
 
-# Settings that change nothing of what a run computes, so that a resumed run may change them.
-_FREE = ("log_every", "eval_every", "eval_examples", "checkpoint_every", "keep_checkpoints")
+# Settings that change nothing of what a run computes, but for rounding and for which elements
+# dropout drops, so that a resumed run may change them.
+_FREE = (
+    "log_every",
+    "eval_every",
+    "eval_examples",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "xla_options",
+)
 _FREE_GROUPS = ("mesh.", "corpus.", "limits.")
 _FREE_FIELDS = (
     "data.dir",
     "data.workers",
     "model.remat",
+    "model.attention",
+    "model.dropout_bits",
     "optimizer.accumulate",
     "optimizer.max_skipped",
+    "task.test",
+    "task.also",
 )
 
 
@@ -69,13 +81,21 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def open_run_directory(directory: Path, config: Config, fingerprint: str) -> None:
+def open_run_directory(
+    directory: Path,
+    config: RunConfig,
+    data: str,
+    fingerprint: str,
+    more: Mapping[str, Any] | None = None,
+) -> None:
     """Begin a run in its directory, or check that it is this run's, before anything is computed.
 
     Args:
       directory: it is there, and `locked`.
       config: the resolved config, written to config.json.
-      fingerprint: of the token shards; equal ones give the same examples.
+      data: where the training data lie.
+      fingerprint: of the data; equal ones give the same examples.
+      more: what config.json is to hold beside the settings.
 
     Raises:
       UserError: the directory belongs to another config or corpus, naming what differs; or its
@@ -84,18 +104,16 @@ def open_run_directory(directory: Path, config: Config, fingerprint: str) -> Non
     stored = read_json(directory / CONFIG_FILE, _MAX_BYTES)
     if stored is not None:
         _check_same(directory, stored, config)
-    data = read_json(directory / DATA_FILE, _MAX_BYTES)
-    if data is not None and data.get("fingerprint") != fingerprint:
+    stored_data = read_json(directory / DATA_FILE, _MAX_BYTES)
+    if stored_data is not None and stored_data.get("fingerprint") != fingerprint:
         raise UserError(
-            f"--workdir={directory}: its run was trained on the token shards "
-            f"{data.get('fingerprint')} of {data.get('directory')}, and those of "
-            f"{config.data.dir} are {fingerprint}; choose another --workdir"
+            f"--workdir={directory}: its run was trained on the data "
+            f"{stored_data.get('fingerprint')} of {stored_data.get('directory')}, and those of "
+            f"{data} are {fingerprint}; choose another --workdir"
         )
     try:
-        write_json(directory / CONFIG_FILE, dataclasses.asdict(config))
-        write_json(
-            directory / DATA_FILE, {"directory": config.data.dir, "fingerprint": fingerprint}
-        )
+        write_json(directory / CONFIG_FILE, dataclasses.asdict(config) | dict(more or {}))
+        write_json(directory / DATA_FILE, {"directory": data, "fingerprint": fingerprint})
     except OSError as error:
         raise UserError(f"--workdir={directory}: {error.strerror}") from error
 
@@ -119,17 +137,18 @@ def read_config(directory: Path) -> Config:
         if missing := {"model", "phases"} - settings.keys():
             raise TypeError(f"{', '.join(sorted(missing))} missing")
         known = {spec.name for spec in dataclasses.fields(Config)}
-        config = _typed(Config, {name: settings[name] for name in known & settings.keys()})
+        config = typed(Config, {name: settings[name] for name in known & settings.keys()})
         config.validate()
     except (TypeError, UserError) as error:
         raise UserError(f"{path}: not a run's config ({error})") from error
     return config
 
 
-def _typed(schema: type[T], values: Any) -> T:
-    """A dataclass with `values`; a TypeError for an unknown field or another type than its default.
+def typed(schema: type[T], values: Any) -> T:
+    """A dataclass with `values`, which were read from JSON; what they leave out has its default.
 
-    What `values` leaves out has its default.
+    Raises:
+      TypeError: an unknown field, or another type than its default's.
     """
     made: Any = schema()
     if not isinstance(values, dict):
@@ -139,9 +158,10 @@ def _typed(schema: type[T], values: Any) -> T:
             raise TypeError(f"no setting is called {name!r}")
         default = getattr(made, name)
         if dataclasses.is_dataclass(default):
-            value = _typed(type(default), value)
+            value = typed(type(default), value)
         elif isinstance(default, tuple) and isinstance(value, list):
-            value = tuple(_typed(Phase, item) for item in value)
+            phases = name == "phases"
+            value = tuple(typed(Phase, item) if phases else _scalar(item) for item in value)
         elif type(value) is not type(default) and not (
             isinstance(default, float) and type(value) is int
         ):
@@ -150,26 +170,34 @@ def _typed(schema: type[T], values: Any) -> T:
     return made
 
 
-def _check_same(directory: Path, stored: dict[str, Any], config: Config) -> None:
-    for path, value, _ in walk(config):
-        if path in _FREE + _FREE_FIELDS or path.startswith(_FREE_GROUPS):
+def _scalar(value: Any) -> Any:
+    """A name or number, as it is."""
+    if not isinstance(value, str | int | float):
+        raise TypeError(f"{value!r} in a list")
+    return value
+
+
+def _check_same(directory: Path, stored: dict[str, Any], config: RunConfig) -> None:
+    for path, value, spec in walk(config):
+        if path in {*_FREE, *_FREE_FIELDS, *config.derived} or path.startswith(_FREE_GROUPS):
             continue
-        before = _lookup(stored, path)
-        if before != value:
+        # What an earlier version did not know of was as it is by default.
+        before = _lookup(stored, path, spec.default)
+        if before != (list(value) if isinstance(value, tuple) else value):  # as JSON has it
             raise UserError(
                 f"--workdir={directory}: its run has config.{path}={before!r}, and this one "
                 f"{value!r}; choose another --workdir, or give the same settings to go on with it"
             )
-    if len(stored.get("phases", ())) != len(config.phases):
+    if len(stored.get("phases", ())) != len(getattr(config, "phases", ())):
         raise UserError(
             f"--workdir={directory}: its run has other phases; choose another --workdir"
         )
 
 
-def _lookup(stored: Any, path: str) -> Any:
+def _lookup(stored: Any, path: str, default: Any) -> Any:
     for name in path.replace("[", ".").replace("]", "").split("."):
         try:
             stored = stored[int(name)] if name.isdigit() else stored[name]
         except (KeyError, IndexError, TypeError):
-            return None
+            return default
     return stored

@@ -9,7 +9,8 @@ import jax
 
 from bert_jax.training.clock import TRAIN, Clock
 from bert_jax.training.flops import peak_flops
-from bert_jax.training.steps import Metrics, Outcome
+from bert_jax.training.objective import Metrics
+from bert_jax.training.steps import Outcome
 
 # Steps that the host may have started and not seen the end of.
 _STEPS_AHEAD = 2
@@ -36,6 +37,7 @@ class Window:
       skipped: steps of the run that were skipped.
       in_row: those among them that came last, one after the other.
       evaluated: the step of the last evaluation.
+      best: the step of the best evaluation and its score, where evaluations have one.
     """
 
     def __init__(self, clock: Clock, stored: Mapping[str, Any]) -> None:
@@ -51,6 +53,8 @@ class Window:
         self.skipped: int = stored.get("skipped", 0)
         self.in_row: int = stored.get("in_row", 0)
         self.evaluated: int = stored.get("evaluated", 0)
+        best = stored.get("best")
+        self.best: tuple[int, float] | None = (best[0], best[1]) if best else None
 
     def _restart(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -82,6 +86,7 @@ class Window:
             "skipped": self.skipped,
             "in_row": self.in_row,
             "evaluated": self.evaluated,
+            "best": self.best,
         }
 
     def record(self, step: int, stretch: Stretch) -> dict[str, Any]:

@@ -84,3 +84,18 @@ def test_pieces_kept_apart_under_other_ids_are_refused(added, tmp_path):
     (tmp_path / "added_tokens.json").write_text(json.dumps(added))
     with pytest.raises(UserError, match=r"added_tokens\.json: '\w+' has the id"):
         load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_is_saved_whole_where_a_piece_is_declared_twice(tmp_path):
+    """transformers lists a token that it was told of as added though the model has it too."""
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    load_tokenizer(tmp_path).save(tmp_path / "first")
+    document = json.loads((tmp_path / "first" / "tokenizer.json").read_text())
+    token = {**document["added_tokens"][0], "special": False}
+    document["added_tokens"] += [
+        {**token, "id": len(PIECES) - 3, "content": PIECES[-3]},
+        {**token, "id": len(PIECES), "content": "covid"},
+    ]
+    (tmp_path / "first" / "tokenizer.json").write_text(json.dumps(document))
+    load_tokenizer(tmp_path / "first").save(tmp_path / "second")
+    assert (tmp_path / "second" / "vocab.txt").read_text().split("\n") == [*PIECES, ""]

@@ -23,6 +23,7 @@ from bert_jax.interop import Weights, load_params, load_weights
 from bert_jax.interop.load import resized
 from bert_jax.models import BertConfig, BertForPreTraining, BertModel
 from bert_jax.models.attention import attention, mask_bias
+from bert_jax.training.objective import pretraining
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.state import abstract_state
 
@@ -66,7 +67,7 @@ def test_weights_go_straight_into_the_shardings_of_a_mesh(weights):
     config = dataclasses.replace(weights.config, vocab_multiple=8)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
-        like = abstract_state(BertForPreTraining(config), optax.sgd(0.1), mesh)
+        like = abstract_state(pretraining(BertForPreTraining(config)), optax.sgd(0.1), mesh)
         params, missing = load_params(weights, like.params)
     assert missing == []
     alone, _ = load_params(weights, abstract(BertForPreTraining(config)))

@@ -1,5 +1,6 @@
 """What a person sees: the right numbers, and plain lines where there is no terminal."""
 
+import functools
 import io
 import re
 from pathlib import Path
@@ -8,7 +9,14 @@ import pytest
 
 from bert_jax.config import Config, Phase, model_size
 from bert_jax.training import console
-from bert_jax.training.console import Progress, duration, evaluation_line, header, summary
+from bert_jax.training.console import (
+    Progress,
+    duration,
+    evaluation_line,
+    header,
+    pretraining_seconds_left,
+    summary,
+)
 from bert_jax.training.flops import run_flops
 
 CONFIG = Config(
@@ -92,9 +100,12 @@ def test_summary_names_the_split_of_time_and_commands_to_paste():
     assert "held-out" not in stopped
 
 
+SECONDS_LEFT = functools.partial(pretraining_seconds_left, CONFIG)
+
+
 def test_lines_without_a_terminal_hold_no_control_characters():
     stream = io.StringIO()
-    with Progress(CONFIG, stream=stream) as progress:
+    with Progress(CONFIG.total_steps, SECONDS_LEFT, stream=stream) as progress:
         for step in range(1, 31):
             progress.update(step, TRAIN if step % 10 == 0 else None)
             if step == 20:
@@ -113,7 +124,7 @@ def test_lines_come_at_most_every_ten_seconds(monkeypatch):
     clock = iter(range(1000, 2000, 3))
     monkeypatch.setattr(console.time, "monotonic", lambda: float(next(clock)))
     stream = io.StringIO()
-    progress = Progress(CONFIG, stream=stream)
+    progress = Progress(CONFIG.total_steps, SECONDS_LEFT, stream=stream)
     for step in range(1, 21):
         progress.update(step, TRAIN)
     assert 4 <= len(stream.getvalue().splitlines()) <= 7
@@ -121,7 +132,7 @@ def test_lines_come_at_most_every_ten_seconds(monkeypatch):
 
 def test_a_terminal_gets_a_bar_that_text_does_not_break():
     stream = Terminal()
-    with Progress(CONFIG, start_step=5, stream=stream) as progress:
+    with Progress(CONFIG.total_steps, SECONDS_LEFT, start_step=5, stream=stream) as progress:
         progress.update(20, TRAIN | {"mfu": 0.413})
         progress.print("an evaluation")
         progress.update(30)
@@ -135,7 +146,7 @@ def test_a_terminal_gets_a_bar_that_text_does_not_break():
 
 def test_other_processes_print_nothing():
     for stream in (Terminal(), io.StringIO()):
-        with Progress(CONFIG, enabled=False, stream=stream) as progress:
+        with Progress(CONFIG.total_steps, SECONDS_LEFT, enabled=False, stream=stream) as progress:
             progress.update(10, TRAIN)
             progress.print("text")
         assert stream.getvalue() == ""
@@ -143,7 +154,7 @@ def test_other_processes_print_nothing():
 
 def test_time_left_counts_the_longer_phase_as_longer():
     stream = io.StringIO()
-    with Progress(CONFIG, stream=stream) as progress:
+    with Progress(CONFIG.total_steps, SECONDS_LEFT, stream=stream) as progress:
         progress.update(10, TRAIN | {"tokens_per_second": 100.0})
     flops = run_flops(CONFIG.model, CONFIG.phases, 10)
     per_token = run_flops(CONFIG.model, CONFIG.phases[:1]) / (20 * 64 * 128)

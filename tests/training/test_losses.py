@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.training.losses import loss_weights, pretraining_loss, pretraining_metrics
+from bert_jax.training.losses import loss_weights, pretraining_metrics
+from bert_jax.training.objective import summed_loss
 
 B, P, V = 6, 4, 11
 
@@ -59,7 +60,7 @@ def test_loss_is_the_original_s():
     nsp, _, nsp_weight = reference(
         outputs["nsp_logits"], batch["next_sentence_labels"], batch["next_sentence_weights"]
     )
-    loss = pretraining_loss(pretraining_metrics(outputs, batch), loss_weights(batch))
+    loss = summed_loss(pretraining_metrics(outputs, batch), loss_weights(batch))
     np.testing.assert_allclose(loss, mlm / (mlm_weight + 1e-5) + nsp / nsp_weight, rtol=1e-6)
 
 
@@ -76,8 +77,8 @@ def test_micro_batches_add_up_to_the_batch():
         for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
     ]
     np.testing.assert_allclose(
-        sum(pretraining_loss(metrics, weights) for metrics in parts),
-        pretraining_loss(whole, weights),
+        sum(summed_loss(metrics, weights) for metrics in parts),
+        summed_loss(whole, weights),
         rtol=1e-6,
     )
     for name, value in whole.items():
@@ -96,7 +97,7 @@ def test_a_batch_without_predictions_has_a_finite_loss_and_gradient():
     batch["masked_lm_weights"] = np.zeros((B, P), np.float32)
 
     def loss(outputs):
-        return pretraining_loss(pretraining_metrics(outputs, batch), loss_weights(batch))
+        return summed_loss(pretraining_metrics(outputs, batch), loss_weights(batch))
 
     value, gradient = jax.value_and_grad(loss)(outputs)
     assert np.isfinite(value)

@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+import os
 import struct
 import subprocess
 import time
@@ -40,6 +41,19 @@ def test_records_come_back_as_written(tmp_path):
         for number, record in enumerate(records, 1):
             writer.write(record)
             assert read_metrics(tmp_path / "run") == records[:number], "on disk when it returns"
+
+
+def test_lines_are_on_the_disk_with_a_time_record(tmp_path, monkeypatch):
+    """A bucket that is mounted gets what is appended at an fsync."""
+    durable = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: durable.append(os.fstat(descriptor)))
+    with MetricsWriter(tmp_path, 0) as writer:
+        writer.write(train(10, loss=5.25))
+        assert not durable
+        writer.write({"kind": "time", "step": 10, "session": 1.0, "seconds": {}})
+        (found,) = durable
+        whole = (tmp_path / METRICS_FILE).stat()
+        assert (found.st_ino, found.st_size) == (whole.st_ino, whole.st_size)
 
 
 def test_time_is_added(tmp_path):

@@ -1,6 +1,7 @@
-"""A run directory belongs to one process at a time."""
+"""A run directory belongs to one process at a time, and to one config."""
 
 import contextlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.training.run_directory import locked
+from bert_jax.flags import load_config, override
+from bert_jax.training.run_directory import locked, open_run_directory
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from bert_jax.training.run_directory import locked
+from bert_jax.flags import load_config, override
+from bert_jax.training.run_directory import locked, open_run_directory
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(120)
@@ -59,3 +62,16 @@ def test_a_file_is_no_run_directory(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(UserError, match="a file, not a directory"), locked(tmp_path / "run"):
         pass
+
+
+def test_a_setting_that_an_earlier_version_did_not_know_was_as_by_default(tmp_path):
+    config = load_config("tiny")
+    open_run_directory(tmp_path, config, "data", "fingerprint")
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["model"]["gradient_dtype"]
+    path.write_text(json.dumps(stored))
+    changed = override(load_config("tiny"), ["--config.model.gradient_dtype=bfloat16"])
+    with pytest.raises(UserError, match=r"has config\.model\.gradient_dtype='float32'"):
+        open_run_directory(tmp_path, changed, "data", "fingerprint")
+    open_run_directory(tmp_path, config, "data", "fingerprint")

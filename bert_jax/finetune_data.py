@@ -1,0 +1,157 @@
+"""The examples of a fine-tuning run, their features, and the batches of its epochs."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.data.buckets import collate, epoch_batches, padded_length
+from bert_jax.data.tokenization import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.tasks.inference import Inference
+from bert_jax.tasks.splits import held_out
+from bert_jax.tasks.task import Feature, Task
+
+
+class Scored(NamedTuple):
+    """Examples to predict, and the features of each."""
+
+    examples: Sequence[Any]
+    features: Sequence[list[Feature]]
+
+    def outputs(
+        self, inference: Inference, params: Any, between: Callable[[], None]
+    ) -> list[list[dict[str, np.ndarray]]]:
+        """The outputs of each feature of each example; see `Inference.outputs`."""
+        flat = [feature for of_example in self.features for feature in of_example]
+        outputs = iter(inference.outputs(params, flat, between))
+        return [[next(outputs) for _ in of_example] for of_example in self.features]
+
+    def predictions(self, task: Task, outputs: Sequence[Any]) -> list[dict[str, Any]]:
+        """What a model with these outputs says of each example; see `Task.predictions`."""
+        return task.predictions(self.examples, self.features, outputs)
+
+
+class Computed(NamedTuple):
+    """What batches of similar length come to.
+
+    positions: of a step, padding included, in the mean.
+    length: of a batch, in the mean.
+    padding: share of the positions that is padding.
+    saved: share of the positions that padding to the longest length would compute in addition.
+    full: training sequences of the longest length.
+    """
+
+    positions: float
+    length: float
+    padding: float
+    saved: float
+    full: int
+
+
+class Data(NamedTuple):
+    """All examples of a run.
+
+    task: with what it learnt of the training examples.
+    train: features, those of one example after those of another.
+    dev: what picks the best model.
+    others: the test file and more, by their paths; scored where they have labels.
+    fingerprint: of `train`, a hex digest.
+    """
+
+    task: Task
+    train: Sequence[Feature]
+    dev: Scored
+    others: dict[str, Scored]
+    computed: Computed
+    fingerprint: str
+
+
+def read_data(config: FinetuneConfig, tokenizer: Tokenizer) -> Data:
+    """Read the files of the task, learn what it learns, and make features.
+
+    Raises:
+      UserError: a file or an example is not what the task reads; there are none.
+    """
+    task = config.task
+    training = _read(task, task.train)
+    if task.dev:
+        heldout = _read(task, task.dev)
+    else:
+        training, heldout = held_out(training, task.dev_fraction)
+    task = task.learn(training)
+    for examples in (training, heldout):
+        task.check(examples)
+    paths = [path for path in (task.test, *task.also) if path]
+    others = {path: _read(task, path, labelled=False) for path in paths}
+
+    def scored(examples: Sequence[Any]) -> Scored:
+        return Scored(examples, task.features(examples, tokenizer))
+
+    train = [f for features in task.features(training, tokenizer) for f in features]
+    return Data(
+        task=task,
+        train=train,
+        dev=scored(heldout),
+        others={path: scored(examples) for path, examples in others.items()},
+        computed=_computed(train, config),
+        fingerprint=_fingerprint(train),
+    )
+
+
+def _read(task: Task, path: str, labelled: bool = True) -> Sequence[Any]:
+    examples = task.read(Path(path), labelled)
+    if not examples:
+        raise UserError(f"{path}: holds no example")
+    return examples
+
+
+def epoch_plan(train: Sequence[Feature], config: FinetuneConfig, epoch: int) -> list[np.ndarray]:
+    """The features of each batch of an epoch."""
+    return epoch_batches(_lengths(train), config.batch_size, config.seed, epoch)
+
+
+def host_batches(
+    train: Sequence[Feature],
+    plan: Sequence[np.ndarray],
+    config: FinetuneConfig,
+    rows: np.ndarray,
+    pad_id: int,
+) -> Iterator[dict[str, np.ndarray]]:
+    """This process's rows of the batches of `plan`."""
+    for chosen in plan:
+        features = [train[index] for index in chosen]
+        batch = collate(features, config.batch_size, pad_id, config.task.max_length)
+        yield {name: array[rows] for name, array in batch.items()}
+
+
+def _lengths(train: Sequence[Feature]) -> np.ndarray:
+    return np.array([feature["input_ids"].shape[-1] for feature in train])
+
+
+def _computed(train: Sequence[Feature], config: FinetuneConfig) -> Computed:
+    lengths, rows = _lengths(train), [feature["input_ids"].size for feature in train]
+    batches = epoch_plan(train, config, 0)
+    most = config.task.max_length
+    padded = np.array([min(padded_length(int(lengths[b].max())), most) for b in batches])
+    sequences = np.array([sum(rows[i] // lengths[i] for i in batch) for batch in batches])
+    positions = float((padded * sequences).sum())
+    longest = float(most * sequences.sum())
+    return Computed(
+        positions=positions / len(batches),
+        length=positions / float(sequences.sum()),
+        padding=1 - sum(rows) / positions,
+        saved=1 - positions / longest,
+        full=int((lengths == most).sum()),
+    )
+
+
+def _fingerprint(train: Sequence[Feature]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for feature in train:
+        for name, array in sorted(feature.items()):
+            digest.update(f"{name}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,371 @@
+"""Fine-tuning, from a pretrained model and examples to a scored model and its report.
+
+A run lives in its directory: config, tokenizer, checkpoints, metrics; and once it is done, model,
+predictions, scores and report. What finetune.py runs, alike in each process of a run.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bert_jax.data.tokenization import Tokenizer
+from bert_jax.errors import UserError
+from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.finetune_data import Data, Scored, epoch_plan, host_batches, read_data
+from bert_jax.finetune_results import (
+    Predicted,
+    closing_summary,
+    header,
+    write_model,
+    write_results,
+)
+from bert_jax.interop import Weights, load_params, load_weights
+from bert_jax.interop.init_from import adopted_model
+from bert_jax.models.attention import check_attention
+from bert_jax.report import write_report
+from bert_jax.tasks.inference import Inference
+from bert_jax.tasks.objective import task_objective
+from bert_jax.tasks.task import Task
+from bert_jax.training.checkpoints import Checkpoints
+from bert_jax.training.clock import Clock
+from bert_jax.training.compilation import keep_compiled_programs
+from bert_jax.training.console import figure
+from bert_jax.training.flops import training_flops_per_token
+from bert_jax.training.loop import Run, train_steps
+from bert_jax.training.metrics import write_environment
+from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.program import training_program
+from bert_jax.training.rates import layer_rate, with_rates
+from bert_jax.training.run_directory import open_run_directory
+from bert_jax.training.seal import Damage
+from bert_jax.training.session import Session, in_session, open_run, save_last
+from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, replicated
+from bert_jax.training.state import TrainState, begin_state
+from bert_jax.training.stopping import STOPPED, Stopped
+from bert_jax.training.window import Stretch, Window
+from bert_jax.training.xla_options import check_xla_options
+
+Params = Any
+
+
+def finetune(
+    config: FinetuneConfig,
+    directory: Path,
+    clock: Clock | None = None,
+    detect_processes: bool = False,
+) -> bool:
+    """Fine-tune by `config` in `directory`, or go on with the run that is there.
+
+    From the first line on, SIGINT and SIGTERM no longer end the process.
+
+    Args:
+      config: validated; the run directory gets it with what was learnt of the examples.
+      directory: of the run, made where it is missing; the same to all processes.
+      clock: started with the process; now by default.
+      detect_processes: see `join_cluster`.
+
+    Returns:
+      Whether the run is finished; False where a signal stopped it and it can be resumed.
+
+    Raises:
+      UserError: a bad setting, model, example or run directory; a disk that is full.
+    """
+    with in_session(config.limits, directory, clock, detect_processes) as session:
+        return _finetune(config, session)
+
+
+def _finetune(config: FinetuneConfig, session: Session) -> bool:
+    directory, clock = session.directory, session.clock
+    keep_compiled_programs()
+
+    # 1. The model to begin with, its vocabulary, and the devices.
+    weights = load_weights(config.init_from)
+    tokenizer = _tokenizer(weights, config.task.max_length)
+    # Unrolled: layers of rates of their own, and layers that are frozen, are arrays of their own.
+    model = dataclasses.replace(adopted_model(config.model, weights), scan_layers=False)
+    config = dataclasses.replace(config, model=model)
+    mesh = make_mesh(config.mesh)
+    check_mesh(config, {"config.batch_size": config.batch_size}, mesh)
+    check_attention(config.model, mesh.devices.flat[0].platform)
+    check_xla_options(config.xla_options, mesh)
+
+    # 2. Examples, and what is learnt of them: labels, and so the head and the number of steps.
+    with clock("reading"):
+        data = read_data(config, tokenizer)
+    config = _resolved(config, data)
+    task = config.task
+
+    # 3. The run directory: this run's, or one that matches.
+    if not _open(session, config, data, tokenizer):
+        return False
+
+    # 4. The state: of the newest checkpoint, else of the given weights, else from scratch.
+    session.watchdog.begin("compile")
+    rate = _rate(config)
+    with jax.set_mesh(mesh):
+        objective = task_objective(task, task.model(config.model), data.train[0], rate)
+        optimizer = with_rates(make_optimizer(config.optimizer, config.total_steps), rate)
+        _, _, abstract, train_step = training_program(config, objective, optimizer, mesh)
+        checkpoints = Checkpoints(directory, config.keep_checkpoints)
+        given = functools.partial(_with_weights, config, weights, session.first)
+        state, stored = begin_state(checkpoints, objective, optimizer, abstract, config.seed, given)
+        window = Window(clock, stored)
+        step = int(state.step)
+        inference = Inference(
+            lambda params, batch: objective.forward(params, batch, None),
+            tokenizer.pad_id,
+            config.batch_size // config.optimizer.accumulate,
+            mesh,
+            longest=task.max_length,
+        )
+    if session.first:
+        print(header(config, data, mesh.shape, state.params, rate, step))
+
+    # 5. Train epoch by epoch, until the end or until dev gets no better.
+    left = functools.partial(_seconds_left, config, data)
+    with open_run(
+        session, config, mesh, train_step, step, window, checkpoints, left, score=task.score
+    ) as run:
+        for epoch in range(config.epochs):
+            if not _ended_early(config, data, window, epoch):
+                state = _train_epoch(run, config, data, epoch, state, inference, tokenizer.pad_id)
+        save_last(run, state)
+
+        # 6. What the best state says of dev and test; a run that is stopped leaves at once.
+        session.watchdog.begin("compile")
+        with clock("report"):
+            finished = _finish(run, session, config, data, state, abstract, inference, tokenizer)
+        run.writer.write(clock.record(int(state.step)))
+    if session.first:
+        if finished:
+            write_report(directory)
+        print(closing_summary(directory, finished))
+    return finished
+
+
+def _open(session: Session, config: FinetuneConfig, data: Data, tokenizer: Tokenizer) -> bool:
+    """Begin the run in its directory, or find it there; False where a signal came first."""
+    settings = json.dumps([dataclasses.asdict(config), data.fingerprint])
+    digest = hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()
+    session.cluster.check_same("config", digest)
+    task, directory = config.task, session.directory
+    more = {
+        "task_kind": task.kind,
+        "architecture": task.architecture,
+        "head_fields": task.head_fields(),
+    }
+
+    def open_directory() -> None:
+        open_run_directory(directory, config, task.train, data.fingerprint, more)
+        tokenizer.save(directory / "tokenizer")
+        write_environment(directory)
+
+    opened = session.cluster.by_first("run directory", open_directory)
+    if not opened and session.first:
+        print(STOPPED, file=sys.stderr)
+    return opened
+
+
+def _rate(config: FinetuneConfig) -> Callable[[str], float]:
+    """What the learning rate of a parameter is multiplied by; see `layer_rate`."""
+    return functools.partial(
+        layer_rate,
+        layers=config.model.num_hidden_layers,
+        decay=config.layer_decay,
+        head=config.head_rate,
+        frozen_layers=config.freeze_layers,
+        frozen_embeddings=config.freeze_embeddings,
+    )
+
+
+def _tokenizer(weights: Weights, max_length: int) -> Tokenizer:
+    tokenizer = weights.needed_tokenizer()
+    longest = weights.config.max_position_embeddings
+    if max_length > longest:
+        raise UserError(
+            f"config.task.max_length={max_length}: {weights.source} takes sequences of at most "
+            f"{longest} pieces; lower it, or extend the model by python -m bert_jax.convert "
+            "--max_position_embeddings"
+        )
+    return tokenizer
+
+
+def _resolved(config: FinetuneConfig, data: Data) -> FinetuneConfig:
+    """`config` with what follows from the examples: what the task learnt, steps and warm-up."""
+    steps = config.epochs * _steps_per_epoch(config, data)
+    warmup = int(steps * config.warmup_fraction)  # as run_classifier.py rounds it
+    return dataclasses.replace(
+        config,
+        task=data.task,
+        steps=steps,
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
+    )
+
+
+def _steps_per_epoch(config: FinetuneConfig, data: Data) -> int:
+    return -(-len(data.train) // config.batch_size)
+
+
+def _with_weights(
+    config: FinetuneConfig, weights: Weights, told: bool, state: TrainState
+) -> TrainState:
+    """The state with the given weights, but for a head of another task; as it is from scratch."""
+    if config.scratch:
+        if told:
+            print(f"begun from scratch, in the architecture of {config.init_from}")
+        return state
+    same_head = weights.architecture == config.task.architecture and weights.head_fields.get(
+        "id2label"
+    ) == config.task.head_fields().get("id2label")
+    kept = {
+        name: tensor
+        for name, tensor in weights.tensors.items()
+        if same_head or name.startswith("bert/")
+    }
+    params, at_random = load_params(dataclasses.replace(weights, tensors=kept), state.params)
+    if told:
+        scopes = dict.fromkeys(name.rpartition("/")[0] for name in at_random)
+        fresh = f"; at random: {', '.join(scopes)}" if scopes else ""
+        print(f"begun with {config.init_from}{fresh}")
+    return dataclasses.replace(state, params=params)
+
+
+def _ended_early(config: FinetuneConfig, data: Data, window: Window, epoch: int) -> bool:
+    """Whether dev has got no better for as many epochs as there is patience."""
+    if not config.patience or window.best is None:
+        return False
+    return epoch * _steps_per_epoch(config, data) - window.best[0] >= (
+        config.patience * _steps_per_epoch(config, data)
+    )
+
+
+def _train_epoch(
+    run: Run,
+    config: FinetuneConfig,
+    data: Data,
+    epoch: int,
+    state: TrainState,
+    inference: Inference,
+    pad_id: int,
+) -> TrainState:
+    """Train from the state's step to the end of the epoch, or until the run is to stop."""
+    steps = _steps_per_epoch(config, data)
+    start, end = epoch * steps, (epoch + 1) * steps
+    done = int(state.step) - start
+    if done > steps or run.window.evaluated == end or run.stop_due():
+        return state
+    plan = epoch_plan(data.train, config, epoch)
+    rows = process_rows(run.mesh, config.batch_size)
+    batches = host_batches(data.train, plan[done:], config, rows, pad_id)
+
+    def evaluation(params: Params) -> dict[str, float]:
+        said = data.dev.predictions(data.task, _outputs(run, data.dev, params, inference))
+        return data.task.scores(data.dev.examples, said)
+
+    per_token = training_flops_per_token(config.model, round(data.computed.length), 0)
+    stretch = Stretch(
+        phase=epoch,
+        end=end,
+        tokens=round(data.computed.positions),
+        flops=data.computed.positions * per_token,
+    )
+    return train_steps(run, stretch, state, batches, evaluation, _evaluation_text)
+
+
+def _outputs(
+    run: Run, scored: Scored, params: Params, inference: Inference
+) -> list[list[dict[str, np.ndarray]]]:
+    """The model's outputs for examples; `Stopped` where the run is to stop."""
+
+    def between() -> None:
+        if run.stop_due():
+            raise Stopped
+        run.begin("step")
+
+    return scored.outputs(inference, params, between)
+
+
+def _finish(
+    run: Run,
+    session: Session,
+    config: FinetuneConfig,
+    data: Data,
+    state: TrainState,
+    abstract: TrainState,
+    inference: Inference,
+    tokenizer: Tokenizer,
+) -> bool:
+    """Score the run's best state and write it; False where the run is to stop before.
+
+    Raises:
+      UserError: the checkpoint of the best state is damaged.
+    """
+    step = int(state.step)
+    best = run.window.best[0] if run.window.best else step
+    if run.stop_due() and step < config.total_steps:
+        return False
+    if best != step:
+        try:
+            # A reader of its own: the run's is closed.
+            checkpoints = Checkpoints(session.directory, config.keep_checkpoints)
+            state, _ = checkpoints.restore_step(best, abstract)
+        except Damage as damage:
+            raise UserError(
+                f"{session.directory}: the checkpoint of step {best}, the best one, is damaged "
+                f"({damage}); train again in another --workdir"
+            ) from damage
+    try:
+        task, results = _results(run, data, state.params, inference)
+    except Stopped:
+        return False
+    # One copy on each device: the first process is to write all of it.
+    params = jax.jit(lambda tree: tree, out_shardings=replicated(run.mesh))(state.params)
+    if session.first:
+        write_model(session.directory, config, task, tokenizer, params)
+        write_results(session.directory, config, data, task, results, best)
+    return True
+
+
+def _results(
+    run: Run, data: Data, params: Params, inference: Inference
+) -> tuple[Task, list[Predicted]]:
+    """What a state says of all examples that are not trained on, and its scores.
+
+    Returns:
+      The task, with what it chose on dev (a threshold, say), and the sets: dev first.
+    """
+    task, results = data.task, []
+    for path, scored in ({"dev": data.dev} | data.others).items():
+        outputs = _outputs(run, scored, params, inference)
+        if path == "dev":
+            # With what is tuned on them, the predictions of dev may be others.
+            task = task.tuned(scored.examples, scored.predictions(task, outputs))
+        said = scored.predictions(task, outputs)
+        labelled = path == "dev" or all("label" in prediction for prediction in said)
+        scores = task.scores(scored.examples, said) if labelled else {}
+        results.append(Predicted(path, said, scores))
+    return task, results
+
+
+def _evaluation_text(record: Mapping[str, Any]) -> str:
+    scores = [
+        f"{name} {figure(value, '.4f')}"
+        for name, value in record.items()
+        if name not in ("kind", "step", "phase")
+    ]
+    return f"epoch {record['phase'] + 1}, dev: {', '.join(scores)}"
+
+
+def _seconds_left(
+    config: FinetuneConfig, data: Data, step: int, record: Mapping[str, Any]
+) -> float | None:
+    speed = record.get("tokens_per_second")
+    return (config.total_steps - step) * data.computed.positions / speed if speed else None

@@ -1,0 +1,205 @@
+"""A grid of fine-tuning runs with several seeds each, one after the other, and their table.
+
+The paper chose among its grid by the dev score (Devlin et al., 2019, A.3); small training sets
+vary so much with the seed that means over seeds are what can be compared.
+"""
+
+import dataclasses
+import itertools
+import json
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bert_jax.errors import UserError
+from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.finetune_report import SCORES
+from bert_jax.finetune_results import MODEL
+from bert_jax.flags import override
+from bert_jax.training.run_files import read_json, write_json
+
+SWEEP = "sweep.json"
+PAPER_GRID = {
+    "batch_size": ("16", "32"),
+    "optimizer.learning_rate": ("5e-5", "3e-5", "2e-5"),
+    "epochs": ("2", "3", "4"),
+}
+_MAX_BYTES = 1 << 24
+
+
+class Trial(NamedTuple):
+    """A run of the sweep: the values that it changes, its seed, and its directory."""
+
+    values: dict[str, str]
+    seed: int
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """Its values, as a person reads them."""
+        return ", ".join(f"{field.split('.')[-1]}={value}" for field, value in self.values.items())
+
+
+class Setting(NamedTuple):
+    """The scores of the runs that differ in their seed alone."""
+
+    name: str
+    scores: list[float]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return statistics.fmean(self.scores)
+
+    @property
+    def deviation(self) -> float:
+        """Over the seeds, of a sample; 0 for one."""
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
+
+
+def parse_grid(arguments: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The values of each field, from FIELD=VALUE,VALUE,...; the paper's grid from nothing.
+
+    Raises:
+      UserError: an argument without values, or a field twice.
+    """
+    grid: dict[str, tuple[str, ...]] = {}
+    for argument in arguments:
+        field, equals, values = argument.removeprefix("--config.").partition("=")
+        if not equals or not all(values.split(",")) or field in grid:
+            raise UserError(
+                f"--sweep {argument}: give each field once, with its values, as "
+                "optimizer.learning_rate=5e-5,3e-5"
+            )
+        if field == "seed":
+            raise UserError("--sweep seed: give the number of seeds by --seeds")
+        grid[field] = tuple(values.split(","))
+    return grid or dict(PAPER_GRID)
+
+
+def sweep(
+    config: FinetuneConfig, grid: Mapping[str, Sequence[str]], seeds: int, directory: Path
+) -> bool:
+    """Run the grid, each point with `seeds` seeds from `config.seed` on, and print the table.
+
+    Runs that are done are not run again. A run's checkpoints are removed when it is done, and of
+    the models only that of the best run stays.
+
+    Args:
+      config: what the runs have in common.
+      grid: values of fields, by their dotted names.
+      seeds: runs a point of the grid, at least 1.
+      directory: of the sweep; a folder in it for each run.
+
+    Returns:
+      Whether all are done; False where a signal stopped one, and the sweep can be resumed.
+
+    Raises:
+      UserError: a field or value that does not exist; another sweep is in the directory; and as
+        `finetune`.
+    """
+    from bert_jax.finetuning import finetune
+
+    trials = _trials(grid, range(config.seed, config.seed + seeds), directory)
+    configs = [_configured(config, trial) for trial in trials]
+    _open(directory, config, grid)
+    best: tuple[float, Trial] | None = None
+    scores: dict[str, list[float]] = {}
+    for number, (trial, of_trial) in enumerate(zip(trials, configs, strict=True), 1):
+        print(f"run {number} of {len(trials)}: {trial.name}, seed {trial.seed}")
+        if not (trial.directory / SCORES).exists() and not finetune(of_trial, trial.directory):
+            return False
+        score = _score(trial.directory)
+        shutil.rmtree(trial.directory / "checkpoints", ignore_errors=True)
+        scores.setdefault(trial.name, []).append(score)
+        if best is None or score > best[0]:
+            if best:
+                shutil.rmtree(best[1].directory / MODEL, ignore_errors=True)
+            best = score, trial
+        else:
+            shutil.rmtree(trial.directory / MODEL, ignore_errors=True)
+        _write(directory, config, grid, scores, best)
+    assert best
+    print(text_table(config.task.score, [Setting(*item) for item in scores.items()]))
+    print(f"best run: {best[1].name}, seed {best[1].seed}: {best[0]:.4f}")
+    print(f"model: {best[1].directory / MODEL}")
+    return True
+
+
+def text_table(score: str, settings: Sequence[Setting]) -> str:
+    """The settings by their mean score, the best first."""
+    width = max(len("setting"), *(len(setting.name) for setting in settings))
+    lines = [f"{'setting':<{width}}  {score}: mean  deviation  best    runs"]
+    gap = " " * len(score)
+    lines += [
+        f"{setting.name:<{width}}  {gap}{setting.mean:6.4f}  {setting.deviation:9.4f}  "
+        f"{max(setting.scores):6.4f}  {len(setting.scores):4}"
+        for setting in sorted(settings, key=lambda setting: -setting.mean)
+    ]
+    return "\n".join(lines)
+
+
+def _trials(grid: Mapping[str, Sequence[str]], seeds: range, directory: Path) -> list[Trial]:
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    return [
+        Trial(values, seed, directory / f"{number:03}-seed{seed}")
+        for number, values in enumerate(points)
+        for seed in seeds
+    ]
+
+
+def _configured(config: FinetuneConfig, trial: Trial) -> FinetuneConfig:
+    changes = [f"--config.{field}={value}" for field, value in trial.values.items()]
+    changed = override(config, [*changes, f"--config.seed={trial.seed}"])
+    changed.validate()
+    return changed
+
+
+def _open(directory: Path, config: FinetuneConfig, grid: Mapping[str, Sequence[str]]) -> None:
+    """Begin a sweep in its directory, or check that it is this one's."""
+    stored = read_json(directory / SWEEP, _MAX_BYTES)
+    if stored is not None and stored.get("sweep") != _identity(config, grid):
+        raise UserError(
+            f"--workdir={directory}: holds another sweep; choose another --workdir, or give the "
+            "same settings to go on with it"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    if stored is None:
+        write_json(directory / SWEEP, {"sweep": _identity(config, grid)})
+
+
+def _identity(config: FinetuneConfig, grid: Mapping[str, Sequence[str]]) -> dict:
+    content = {"config": dataclasses.asdict(config), "grid": dict(grid)}
+    return json.loads(json.dumps(content))
+
+
+def _score(directory: Path) -> float:
+    told = read_json(directory / SCORES, _MAX_BYTES) or {}
+    try:
+        return float(told["score"]["value"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{directory / SCORES}: has no score; remove {directory}") from error
+
+
+def _write(
+    directory: Path,
+    config: FinetuneConfig,
+    grid: Mapping[str, Sequence[str]],
+    scores: Mapping[str, list[float]],
+    best: tuple[float, Trial],
+) -> None:
+    settings = [Setting(*item) for item in scores.items()]
+    write_json(
+        directory / SWEEP,
+        {
+            "sweep": _identity(config, grid),
+            "score": config.task.score,
+            "settings": [
+                {"name": s.name, "mean": s.mean, "deviation": s.deviation, "scores": s.scores}
+                for s in settings
+            ],
+            "best": {"run": str(best[1].directory), "score": best[0]},
+        },
+    )

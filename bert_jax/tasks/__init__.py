@@ -1,0 +1,1 @@
+"""Tasks of fine-tuning: a file each, and what they share."""

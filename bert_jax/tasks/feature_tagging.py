@@ -1,0 +1,27 @@
+"""Token classification over the features of an encoder that stays as it is (paper, section 5.3)."""
+
+import dataclasses
+from typing import ClassVar
+
+from bert_jax.config import BertConfig, setting
+from bert_jax.models.feature_head import FEATURES, FeatureTagger
+from bert_jax.tasks.tagging import Tagging
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class FeatureTagging(Tagging):
+    """A tag for each unit by two bidirectional LSTM layers, which alone are trained."""
+
+    encoder_features: str = setting(
+        "concat_last_four", "what is read of the encoder's layers", tuple(FEATURES)
+    )
+    lstm_width: int = setting(768, "width of each LSTM layer, in each direction")
+
+    kind: ClassVar[str] = "feature_tagging"
+    # What transformers loads of the model is its encoder.
+    architecture: ClassVar[str] = "BertModel"
+    frozen_encoder: ClassVar[bool] = True
+
+    def model(self, config: BertConfig) -> FeatureTagger:
+        """See `Task.model`."""
+        return FeatureTagger(config, len(self.labels), self.encoder_features, self.lstm_width)

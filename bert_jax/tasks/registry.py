@@ -1,0 +1,99 @@
+"""The tasks by name, and what a model directory says of its task.
+
+Every class of this folder's files that derives from `Task` and has a `kind` is a task.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import bert_jax.tasks
+from bert_jax.errors import UserError
+from bert_jax.interop.weights import Weights
+from bert_jax.tasks.task import Task
+from bert_jax.training.run_directory import typed
+from bert_jax.training.run_files import read_json
+
+TASK_FILE = "task.json"
+_MAX_BYTES = 1 << 24
+# The task of a model that says no more than its architecture and its problem_type.
+_KINDS = {
+    ("BertForSequenceClassification", "regression"): "regression",
+    ("BertForSequenceClassification", "multi_label_classification"): "multilabel",
+    ("BertForSequenceClassification", None): "classification",
+    ("BertForSequenceClassification", "single_label_classification"): "classification",
+    ("BertForTokenClassification", None): "tagging",
+    ("BertForQuestionAnswering", None): "question_answering",
+    ("BertForMultipleChoice", None): "multiple_choice",
+}
+
+
+def tasks() -> dict[str, type[Task]]:
+    """The tasks by their kinds."""
+    found: dict[str, type[Task]] = {}
+    # Not by __subclasses__: a dataclass with slots is a second class beside the one written.
+    for file in pkgutil.iter_modules(bert_jax.tasks.__path__):
+        module = importlib.import_module(f"bert_jax.tasks.{file.name}")
+        for task in vars(module).values():
+            if isinstance(task, type) and issubclass(task, Task) and "kind" in vars(task):
+                found[task.kind] = task
+    return found
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    """A task with its settings and what it has learnt."""
+    return {"kind": task.kind, "settings": dataclasses.asdict(task)}
+
+
+def task_from_json(fields: dict[str, Any], where: str) -> Task:
+    """What `task_to_json` gave.
+
+    Raises:
+      UserError: it is something else.
+    """
+    known = tasks()
+    kind = fields.get("kind")
+    if kind not in known:
+        raise UserError(f"{where}: task {kind!r} is not known; there are {', '.join(known)}")
+    try:
+        return typed(known[kind], fields.get("settings"))
+    except TypeError as error:
+        raise UserError(f"{where}: not the settings of a {kind} task ({error})") from error
+
+
+def load_task(directory: Path, weights: Weights) -> Task:
+    """The task that a model was fine-tuned for.
+
+    Args:
+      directory: of the model: its task.json counts, else what `weights` say.
+      weights: of the model.
+
+    Raises:
+      UserError: it was fine-tuned for none, or its files contradict each other.
+    """
+    fields = read_json(directory / TASK_FILE, _MAX_BYTES)
+    if fields is not None:
+        task = task_from_json(fields, str(directory / TASK_FILE))
+        if task.architecture != weights.architecture:
+            raise UserError(
+                f"{directory}: {TASK_FILE} is of a {task.architecture}, and the weights of a "
+                f"{weights.architecture}"
+            )
+        return task
+    problem = weights.head_fields.get("problem_type")
+    kind = _KINDS.get((weights.architecture, problem))
+    if kind is None:
+        raise UserError(
+            f"{weights.source}: is a {weights.architecture} and has no head of a task; fine-tune "
+            "it by python -m bert_jax.finetune"
+        )
+    names = weights.head_fields.get("id2label") or {}
+    labels = tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(weights.labels))
+    task = tasks()[kind]()
+    longest = min(weights.config.max_position_embeddings, 512)
+    given: dict[str, Any] = {"max_length": longest}
+    if hasattr(task, "labels"):
+        given["labels"] = labels
+    return dataclasses.replace(task, **given)

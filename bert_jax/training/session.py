@@ -1,0 +1,141 @@
+"""What a process does around the training of any kind of run: meet the others, hold, and let go."""
+
+import errno
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.config import LimitsConfig, RunConfig
+from bert_jax.errors import TrainingFailure, UserError
+from bert_jax.training.checkpoints import Checkpoints
+from bert_jax.training.clock import Clock
+from bert_jax.training.cluster import Cluster, join_cluster
+from bert_jax.training.console import Progress
+from bert_jax.training.loop import Run, save_checkpoint
+from bert_jax.training.metrics import MetricsWriter
+from bert_jax.training.run_directory import locked
+from bert_jax.training.state import TrainState
+from bert_jax.training.stopping import StopRequest
+from bert_jax.training.watchdog import Watchdog
+from bert_jax.training.window import Window
+
+# A disk that is full, or that may not be written: the user's to mend.
+_NO_ROOM_OR_RIGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
+
+
+class Session(NamedTuple):
+    """A process that works on a run."""
+
+    directory: Path
+    clock: Clock
+    cluster: Cluster
+    watchdog: Watchdog
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.cluster.index == 0
+
+
+@contextmanager
+def in_session(
+    limits: LimitsConfig, directory: Path, clock: Clock | None, detect_processes: bool
+) -> Iterator[Session]:
+    """Hold the run directory with the other processes of the run; failures are told to them.
+
+    From here on, SIGINT and SIGTERM no longer end the process, but ask it to stop.
+
+    Args:
+      limits: how long to wait for others.
+      directory: of the run, made where it is missing; the same to all processes.
+      clock: started with the process; now by default.
+      detect_processes: see `join_cluster`.
+
+    Raises:
+      UserError: the directory is in use; a disk that is full.
+    """
+    stop = StopRequest()
+    cluster = join_cluster(limits, stop, detect_processes)
+    with (
+        cluster.failing_together(),
+        _disk_errors_explained(directory),
+        Watchdog(limits, directory, cluster.index) as watchdog,
+        ExitStack() as held,
+    ):
+        cluster.by_first("lock", lambda: held.enter_context(locked(directory)))
+        yield Session(directory, clock or Clock(), cluster, watchdog)
+        cluster.leave()
+
+
+@contextmanager
+def open_run(
+    session: Session,
+    config: RunConfig,
+    mesh: Mesh,
+    train_step: Any,
+    step: int,
+    window: Window,
+    checkpoints: Checkpoints,
+    seconds_left: Callable[[int, Mapping[str, Any]], float | None],
+    score: str = "",
+) -> Iterator[Run]:
+    """A run that goes on from `step` under `mesh`, with its metrics and its progress bar open.
+
+    Args:
+      seconds_left: see `Progress`.
+      score: see `Run`.
+    """
+    checkpoints.best = window.best[0] if window.best else None
+    clock, first = session.clock, session.first
+    with (
+        jax.set_mesh(mesh),
+        MetricsWriter(session.directory, step, window.evaluated, enabled=first) as writer,
+        Progress(config.total_steps, seconds_left, step, enabled=first) as progress,
+        clock("log"),
+    ):
+        writer.write(clock.record(step))
+        run = Run(
+            directory=session.directory,
+            config=config,
+            mesh=mesh,
+            train_step=train_step,
+            clock=clock,
+            window=window,
+            writer=writer,
+            progress=progress,
+            checkpoints=checkpoints,
+            stop_due=session.cluster.stop_due,
+            begin=session.watchdog.begin,
+            score=score,
+        )
+        try:
+            yield run
+        except Exception as error:
+            # A checkpoint on its way is finished, unless the others may be gone that write it too.
+            if isinstance(error, TrainingFailure) or session.cluster.count == 1:
+                with suppress(UserError):
+                    checkpoints.close()
+            raise
+
+
+def save_last(run: Run, state: TrainState) -> None:
+    """Save the state in which training ends or stops, and wait until it is safe."""
+    save_checkpoint(run, state, int(state.step))
+    with run.clock("checkpoint"):
+        run.checkpoints.close()
+    run.writer.write(run.clock.record(int(state.step)))
+
+
+@contextmanager
+def _disk_errors_explained(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM_OR_RIGHT:
+            raise
+        where = error.filename or directory
+        raise UserError(f"{where}: {error.strerror}; then start the same command again") from error

@@ -1,0 +1,1 @@
+"""Recipes of fine-tuning, a file each: `get_config()` returns a `FinetuneConfig`."""

@@ -1,0 +1,99 @@
+"""Findings of predictions: what is kept beside the scores, and what needs no model."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sample_predictions import ROWS, class_rows
+
+from bert_jax.reporting.kinds import figures, findings
+from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.multilabel import MultiLabel
+from bert_jax.tasks.regression import Regression
+from bert_jax.tasks.squad import Answer, Question
+from bert_jax.tasks.squad import scores as squad_scores
+from bert_jax.tasks.tagging import Tagged, Tagging
+from bert_jax.tasks.texts import Labelled
+
+
+def baseline(rows: list[dict[str, Any]]) -> dict[str, float]:
+    found = findings(rows, "dev")
+    assert found is not None
+    return found.baseline()
+
+
+def examples(rows: list[dict[str, Any]]) -> list[Labelled]:
+    return [Labelled(where="", text=row["text"], label=row["label"]) for row in rows]
+
+
+@pytest.mark.parametrize("labels", [("bad", "good"), ("bad", "good", "mixed")])
+def test_the_baseline_of_classes_has_the_scores_of_the_task(labels):
+    rows = class_rows(labels, n=201)  # no two labels are as frequent
+    true = [row["label"] for row in rows]
+    said = [{"predicted": max(set(true), key=true.count)}] * len(rows)
+    scores = Classification(labels=labels).scores(examples(rows), said)
+    assert baseline(rows) == pytest.approx(scores)
+
+
+def test_the_baseline_of_values_has_the_scores_of_the_task():
+    rows = ROWS["regression"]
+    said = [{"predicted": float(np.mean([row["label"] for row in rows]))}] * len(rows)
+    assert baseline(rows) == pytest.approx(Regression().scores(examples(rows), said))
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "soft_multilabel"])
+def test_the_baseline_of_several_labels_has_the_scores_of_the_task(kind):
+    rows = ROWS[kind]
+    names = list(rows[0]["probabilities"])
+    hard = [[float(name in row["label"]) for name in names] for row in rows]
+    true = np.array([row["label"] for row in rows] if kind[0] == "s" else hard)
+    said = [{"probabilities": dict(zip(names, true.mean(axis=0).tolist(), strict=True))}]
+    scores = MultiLabel(labels=tuple(names)).scores(examples(rows), said * len(rows))
+    assert baseline(rows) == pytest.approx(scores)
+
+
+def test_the_baseline_of_tags_has_the_scores_of_the_task():
+    rows = ROWS["tagging"]
+    tagged = [
+        Tagged(
+            where="",
+            text=row["text"],
+            units=tuple(row["tokens"]),
+            starts=(0,) * len(row["tokens"]),
+            tags=tuple(row["label"]),
+        )
+        for row in rows
+    ]
+    said = [{"predicted": ["O"] * len(row["label"])} for row in rows]
+    task = Tagging(labels=("O", "B-PER", "I-PER", "B-LOC", "I-LOC"))
+    assert baseline(rows) == pytest.approx(task.scores(tagged, said))
+
+
+def test_the_baseline_of_answers_has_the_official_scores():
+    rows = ROWS["question_answering"]
+    questions = [
+        Question(where="", text="", context="", answers=tuple(Answer(a, 0) for a in row["label"]))
+        for row in rows
+    ]
+    assert baseline(rows) == squad_scores(questions, [""] * len(rows))
+
+
+def test_the_calibration_error_is_the_one_written_out():
+    rows = ROWS["classification"]
+    error, gaps = 0.0, []
+    for low in np.arange(0, 1, 0.1):
+        held = [r for r in rows if low < r["probability"] <= low + 0.1 + 1e-12]
+        if held:
+            right = np.mean([r["label"] == r["predicted"] for r in held])
+            gap = abs(right - np.mean([r["probability"] for r in held]))
+            gaps.append(gap)
+            error += gap * len(held) / len(rows)
+    assert len(gaps) > 4
+    assert figures(rows, "dev")["expected_calibration_error"] == pytest.approx(error)
+
+
+def test_predictions_without_labels_and_of_no_known_kind_have_no_findings():
+    rows = ROWS["classification"]
+    assert findings([], "test") is None
+    assert findings([rows[0], {"text": "x", "predicted": "good"}], "test") is None
+    assert figures([{"text": "x", "label": {}, "predicted": {}}], "test") == {}

@@ -1,0 +1,250 @@
+"""A fine-tuning run as a user starts it: learns, stops, goes on, is refused, and is loaded."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from peer_models import peer, save_peer
+from small_finetune import EPOCHS, STEPS_AN_EPOCH, small_config, write_model, write_table
+from small_run import ROOT, Processes, assert_equal_runs, history, parameters
+
+from bert_jax.errors import UserError
+from bert_jax.finetuning import finetune
+from bert_jax.interop import load_weights
+from bert_jax.tasks.registry import load_task
+from bert_jax.training.console import Progress
+from bert_jax.training.metrics import read_metrics
+
+LAST = STEPS_AN_EPOCH * EPOCHS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a training and a dev table."""
+    folder = tmp_path_factory.mktemp("finetune")
+    write_model(folder / "model")
+    write_table(folder / "train.tsv", 100)
+    write_table(folder / "dev.tsv", 40, seed=1)
+    write_table(folder / "test.tsv", 20, seed=2)
+    return folder
+
+
+def config_of(folder: Path, **changes):
+    config = small_config(folder / "model", folder / "train.tsv", folder / "dev.tsv")
+    return dataclasses.replace(config, **changes)
+
+
+@pytest.fixture(scope="module")
+def finished_run(folder) -> Path:
+    config = config_of(folder)
+    config.task.test = str(folder / "test.tsv")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    assert finetune(config, folder / "run")
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return folder / "run"
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_learns_and_leaves_its_scores(finished_run):
+    told = json.loads((finished_run / "metrics.json").read_text())
+    assert told["scores"]["dev"]["accuracy"] > 0.9
+    assert told["score"] == {"name": "accuracy", "value": told["scores"]["dev"]["accuracy"]}
+    assert told["examples"] == {"train": 100, "dev": 40, "test": 20}
+    said = rows(finished_run / "predictions/dev.jsonl")
+    assert np.mean([row["label"] == row["predicted"] for row in said]) == told["score"]["value"]
+    evaluations = [r for r in read_metrics(finished_run) if r["kind"] == "eval"]
+    assert [r["step"] for r in evaluations] == [STEPS_AN_EPOCH * e for e in range(1, EPOCHS + 1)]
+    assert max(r["accuracy"] for r in evaluations) == told["score"]["value"]
+    assert told["best_step"] in [r["step"] for r in evaluations]
+    classes = told["figures"]["dev"]["classes"]
+    assert sum(of_class["support"] for of_class in classes.values()) == 40
+    page = (finished_run / "report.html").read_text()
+    assert "Confusion matrix, dev" in page
+    assert "Confusion matrix, test" in page
+
+
+def test_the_model_is_that_of_transformers(finished_run):
+    """Every probability, from the files that the run leaves."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(finished_run / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(finished_run / "model")
+    for row in rows(finished_run / "predictions/test.jsonl"):
+        inputs = tokenizer(row["text"], return_tensors="pt", truncation=True, max_length=24)
+        shares = torch.softmax(model(**inputs).logits, -1)[0]
+        for index, label in model.config.id2label.items():
+            assert abs(shares[index].item() - row["probabilities"][label]) < 1e-5
+
+
+@pytest.mark.parametrize("place", ["model", ""])
+def test_the_model_and_the_run_tell_their_task(finished_run, place):
+    weights = load_weights(finished_run / place)
+    task = load_task(finished_run / place, weights)
+    assert (task.kind, task.max_length) == ("classification", 24 if place else 40)
+    assert weights.architecture == "BertForSequenceClassification"
+    assert weights.head_fields["id2label"] == {"0": "bird", "1": "stone"}
+
+
+@pytest.mark.parametrize(
+    "stop_at",
+    [pytest.param(3, marks=[pytest.mark.slow, pytest.mark.exhaustive]), STEPS_AN_EPOCH, 38],
+)
+def test_a_stopped_run_goes_on_bit_for_bit(folder, finished_run, tmp_path, monkeypatch, stop_at):
+    config = config_of(folder)
+    config.task.test = str(folder / "test.tsv")
+    update = Progress.update
+
+    def stop(self, step, record=None):
+        update(self, step, record)
+        if step == stop_at:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "update", stop)
+        assert not finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run/model").exists()
+    assert finetune(config, tmp_path / "run")
+    assert_equal_runs(tmp_path / "run", finished_run, LAST)
+    names = ("metrics.json", "model/model.safetensors", "predictions/dev.jsonl")
+    for name in names:
+        assert (tmp_path / "run" / name).read_bytes() == (finished_run / name).read_bytes(), name
+
+
+def test_pretraining_weights_are_taken_and_scratch_is_not(folder, tmp_path):
+    """After no step at all the encoder is the one given, unless it is to be from scratch."""
+    config = config_of(folder, epochs=1)
+    config.optimizer.learning_rate = 1e-30
+    assert finetune(config, tmp_path / "given")
+    assert finetune(dataclasses.replace(config, scratch=True), tmp_path / "scratch")
+    theirs = load_weights(folder / "model").tensors
+    for run, same in (("given", True), ("scratch", False)):
+        ours = load_weights(tmp_path / run / "model").tensors
+        name = "bert/encoder/layer_1/output/dense/kernel"
+        assert np.allclose(ours[name].read(), theirs[name].read(), atol=1e-6) == same
+
+
+def test_frozen_layers_stay_bit_for_bit_and_lower_layers_learn_slower(folder, tmp_path):
+    before = load_weights(folder / "model").tensors
+
+    def moved(run: str) -> dict[str, float]:
+        after = load_weights(tmp_path / run / "model").tensors
+        return {
+            name: float(np.abs(after[name].read() - before[name].read()).max())
+            for name in after
+            if name in before
+        }
+
+    assert finetune(config_of(folder, epochs=1, freeze_layers=1), tmp_path / "frozen")
+    for name, distance in moved("frozen").items():
+        fixed = name.startswith(("bert/embeddings", "bert/encoder/layer_0"))
+        assert (distance == 0) == fixed, name
+    stored = parameters(tmp_path / "frozen", STEPS_AN_EPOCH)
+    assert "classifier" in stored
+    assert finetune(config_of(folder, epochs=1, layer_decay=0.1), tmp_path / "decayed")
+    distances = moved("decayed")
+    kernel = "bert/encoder/layer_{}/intermediate/dense/kernel"
+    assert distances[kernel.format(0)] < 0.3 * distances[kernel.format(1)]
+
+
+def test_training_ends_when_dev_gets_no_better(folder, tmp_path):
+    config = config_of(folder, epochs=8, patience=1)
+    config.optimizer.learning_rate = 1e-30  # nothing ever changes: the first epoch is the best
+    assert finetune(config, tmp_path / "run")
+    assert len([r for r in read_metrics(tmp_path / "run") if r["kind"] == "eval"]) == 2
+    assert json.loads((tmp_path / "run/metrics.json").read_text())["best_step"] == STEPS_AN_EPOCH
+    assert finetune(config, tmp_path / "run"), "a finished run is left as it is"
+
+
+def test_accumulated_micro_batches_give_the_same_training(folder, tmp_path):
+    losses = []
+    for accumulate in (1, 2):
+        config = config_of(folder, epochs=1)
+        config.optimizer.accumulate = accumulate
+        assert finetune(config, tmp_path / f"{accumulate}")
+        losses.append([r["loss"] for r in history(tmp_path / f"{accumulate}") if "grad_norm" in r])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: setattr(c.task, "max_length", 41), "takes sequences of at most 40 pieces"),
+        (lambda c: setattr(c.task, "train", "no.tsv"), r"no\.tsv"),
+        (lambda c: setattr(c.task, "text_column", "words"), r"train\.tsv:2: no column 'words'"),
+        (lambda c: setattr(c.task, "labels", ("bird", "cat")), r"train\.tsv:\d+: label 'stone'"),
+        (lambda c: setattr(c, "init_from", "nowhere/at all"), "no such directory"),
+        (lambda c: setattr(c, "batch_size", 12), r"config\.batch_size=12 .* multiple of 8"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_a_line(folder, tmp_path, change, told):
+    config = config_of(folder)
+    config.task = dataclasses.replace(config.task)
+    change(config)
+    with pytest.raises(UserError, match=told):
+        finetune(config, tmp_path / "run")
+
+
+def test_a_workdir_of_another_run_is_refused(folder, finished_run):
+    with pytest.raises(UserError, match=r"config\.epochs=6, and this one 2"):
+        finetune(config_of(folder, epochs=2), finished_run)
+
+
+def test_a_head_of_another_task_is_begun_anew_and_that_of_the_same_goes_on(
+    folder, finished_run, tmp_path, capsys
+):
+    save_peer(peer("BertForTokenClassification", num_hidden_layers=2), tmp_path / "tagger")
+    for source, told in ((tmp_path / "tagger", "at random: "), (finished_run / "model", "begun")):
+        config = config_of(folder, epochs=1, init_from=str(source))
+        assert finetune(config, tmp_path / f"run-{source.name}")
+        begun = next(line for line in capsys.readouterr().out.splitlines() if "begun" in line)
+        assert told in begun
+        assert ("at random" in begun) == (source.name == "tagger")
+
+
+def test_the_command_says_what_it_wants():
+    for arguments, told in (
+        (["--config=classify"], "config.init_from is empty"),
+        (["--config=nothing"], "--config=nothing: no such recipe; there are "),
+        (["--config=classify", "--init_from=x"], "config.task.train is empty"),
+        (["--config=classify", "--config.epoch=2"], "did you mean epochs?"),
+        (
+            ["--config=classify", "--init_from=x", "--config.task.train=y", "--sweep", "a"],
+            "--sweep",
+        ),
+    ):
+        command = [sys.executable, "-m", "bert_jax.finetune", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        assert done.returncode == 2, done.stderr
+        assert told in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_score_as_one(folder, tmp_path):
+    """Two devices of one process, or of two that hold half of the parameters each."""
+    command = [
+        *(sys.executable, "-m", "bert_jax.finetune", "--config=classify", "--config.mesh.fsdp=2"),
+        *(f"--init_from={folder}/model", f"--config.task.train={folder}/train.tsv"),
+        *(f"--config.task.dev={folder}/dev.tsv", "--config.task.max_length=24"),
+        *("--config.batch_size=16", "--config.epochs=2", "--config.log_every=1"),
+    ]
+    for count in (1, 2):
+        commands = [[*command, f"--workdir={tmp_path}/run{count}"]] * count
+        with Processes(tmp_path / f"logs{count}", commands, devices=2 // count) as processes:
+            assert processes.wait(240) == [0] * count, processes.output(0)
+    for ours, theirs in zip(*(history(tmp_path / f"run{n}") for n in (1, 2)), strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            assert theirs[name] == (value if name == "kind" else pytest.approx(value, rel=1e-5))
+    said = [rows(tmp_path / f"run{n}/predictions/dev.jsonl") for n in (1, 2)]
+    for ours, theirs in zip(*said, strict=True):
+        assert ours["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)

@@ -1,0 +1,79 @@
+"""A sweep runs all points of a grid, goes on where it was stopped, and keeps the best model."""
+
+import json
+import signal
+
+import pytest
+from small_finetune import small_config, write_model, write_table
+
+from bert_jax.errors import UserError
+from bert_jax.interop import load_weights
+from bert_jax.sweep import PAPER_GRID, Setting, parse_grid, sweep, text_table
+from bert_jax.training.console import Progress
+
+
+def test_a_grid_is_read_from_the_command_line():
+    assert parse_grid([]) == PAPER_GRID
+    assert parse_grid(["epochs=2,3", "--config.optimizer.learning_rate=1e-4"]) == {
+        "epochs": ("2", "3"),
+        "optimizer.learning_rate": ("1e-4",),
+    }
+
+
+@pytest.mark.parametrize("arguments", [["epochs"], ["epochs=1,,2"], ["epochs=1", "epochs=2"]])
+def test_a_grid_without_values_is_refused(arguments):
+    with pytest.raises(UserError, match="give each field once, with its values"):
+        parse_grid(arguments)
+
+
+def test_seeds_are_a_number():
+    with pytest.raises(UserError, match="by --seeds"):
+        parse_grid(["seed=1,2"])
+
+
+def test_the_table_has_means_and_deviations_the_best_first():
+    table = text_table("f1", [Setting("epochs=2", [0.5, 0.6]), Setting("epochs=3", [0.7, 0.9])])
+    rows = [line.split() for line in table.splitlines()[1:]]
+    assert rows == [
+        ["epochs=3", "0.8000", "0.1414", "0.9000", "2"],
+        ["epochs=2", "0.5500", "0.0707", "0.6000", "2"],
+    ]
+
+
+def test_a_stopped_sweep_goes_on_and_keeps_the_best_model(tmp_path, monkeypatch, capsys):
+    write_model(tmp_path / "model")
+    config = small_config(
+        tmp_path / "model",
+        write_table(tmp_path / "train.tsv", 60),
+        write_table(tmp_path / "dev.tsv", 30, seed=1),
+    )
+    grid = {"optimizer.learning_rate": ("1e-30", "1e-2"), "epochs": ("5",)}
+    directory, update, updates = tmp_path / "sweep", Progress.update, []
+
+    def stop(self, step, record=None):
+        update(self, step, record)
+        updates.append(step)
+        if len(updates) == 23:  # in the second run
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "update", stop)
+        assert not sweep(config, grid, 2, directory)
+    done = (directory / "000-seed0/metrics.json").stat().st_mtime_ns
+    assert sweep(config, grid, 2, directory)
+    assert (directory / "000-seed0/metrics.json").stat().st_mtime_ns == done
+
+    told = json.loads((directory / "sweep.json").read_text())
+    assert [len(setting["scores"]) for setting in told["settings"]] == [2, 2]
+    best = max(told["settings"], key=lambda setting: setting["mean"])
+    assert best["name"] == "learning_rate=1e-2, epochs=5"
+    models = list(directory.glob("*/model"))
+    assert [str(path.parent) for path in models] == [told["best"]["run"]]
+    assert load_weights(models[0]).architecture == "BertForSequenceClassification"
+    assert not list(directory.glob("*/checkpoints"))
+    assert f"model: {models[0]}" in capsys.readouterr().out
+
+    with pytest.raises(UserError, match="holds another sweep"):
+        sweep(config, {"epochs": ("1",)}, 2, directory)
+    with pytest.raises(UserError, match=r"no such field.*did you mean epochs"):
+        sweep(config, {"epoch": ("1",)}, 1, tmp_path / "other")
