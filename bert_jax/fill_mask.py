@@ -8,6 +8,7 @@ import numpy as np
 from bert_jax.data.keyed import key, words
 from bert_jax.data.shards import Shard
 from bert_jax.data.tokenization import Tokenizer
+from bert_jax.tasks.losses import softmax
 
 # Sentences of a length that a reader takes in at a glance, in pieces.
 _SHORTEST, _LONGEST = 6, 40
@@ -86,7 +87,7 @@ def predict_masks(
         targets = []
         columns = np.unique(batch["masked_lm_positions"][row], return_index=True)[1]
         for column in columns:
-            probabilities = _softmax(logits[row, column])
+            probabilities = softmax(logits[row, column])
             best = np.argsort(-probabilities)[:_TOP]
             targets.append(
                 {
@@ -101,11 +102,6 @@ def predict_masks(
 
 def _is_word(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     return np.array([any(letter.isalnum() for letter in tokenizer.pieces[i]) for i in ids])
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    exponents = np.exp(logits - logits.max())
-    return exponents / exponents.sum()
 
 
 def _text_with_masks(ids: np.ndarray, tokenizer: Tokenizer) -> str:
