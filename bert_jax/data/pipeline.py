@@ -9,7 +9,6 @@ Dimensions: B rows, L pieces a sequence, P predictions a sequence.
 
 import atexit
 import dataclasses
-import os
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,9 +20,11 @@ from bert_jax.config import DataConfig
 from bert_jax.data.keyed import below, key, permute, words
 from bert_jax.data.masking import Vocabulary, count_predictions, mask_tokens
 from bert_jax.data.pairs import Plan, max_pieces, open_plan
+from bert_jax.data.quiet_tensorflow import quiet_tensorflow
 from bert_jax.data.shards import Shard, open_shards, read_manifest
 
 Batch = dict[str, np.ndarray]
+Rows = slice | np.ndarray  # of a global batch
 ALL_ROWS = slice(None)
 _ORDER, _EXAMPLE = 2, 3  # consumers of the seed (1 is the plan's)
 _RANDOM_B, _TRUNCATION, _MASK = 1, 2, 3  # consumers of an example's key
@@ -73,7 +74,7 @@ class PairExamples:
         self._order_key = key(_ORDER, seed, seq_len)
         self._example_key = key(_EXAMPLE, seed, seq_len)
 
-    def batch(self, step: int, batch_size: int, rows: slice = ALL_ROWS) -> Batch:
+    def batch(self, step: int, batch_size: int, rows: Rows = ALL_ROWS) -> Batch:
         """`rows` of the global training batch of `step`, counted from the start of the phase.
 
         Returns:
@@ -87,7 +88,7 @@ class PairExamples:
         return self._examples(cycle, place + np.arange(batch_size)[rows])
 
     def evaluation_batches(
-        self, batch_size: int, max_examples: int, rows: slice = ALL_ROWS
+        self, batch_size: int, max_examples: int, rows: Rows = ALL_ROWS
     ) -> Iterator[Batch]:
         """`rows` of each global batch of the first `max_examples` of epoch 0.
 
@@ -298,7 +299,7 @@ def train_dataset(
     first_step: int,
     last_step: int,
     batch_size: int,
-    rows: slice = ALL_ROWS,
+    rows: Rows = ALL_ROWS,
     workers: int = 2,
 ) -> Generator[Batch]:
     """Batches of steps first_step .. last_step - 1 in order, built ahead by tf.data.
@@ -317,11 +318,9 @@ def _close(batches: weakref.ref[Generator[Batch]]) -> None:
 
 
 def _build_ahead(
-    examples: PairExamples, steps: range, batch_size: int, rows: slice, workers: int
+    examples: PairExamples, steps: range, batch_size: int, rows: Rows, workers: int
 ) -> Generator[Batch]:
-    # TensorFlow computes nothing here; or it tells on standard error how it would.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    quiet_tensorflow()
     import tensorflow as tf
 
     tf.config.set_visible_devices([], "GPU")  # or TensorFlow takes the memory of all of them

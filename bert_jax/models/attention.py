@@ -1,4 +1,11 @@
-"""Multi-head self-attention (BERT paper, section 3; Vaswani et al., 2017)."""
+"""Multi-head self-attention (BERT paper, section 3; Vaswani et al., 2017).
+
+Three ways to compute it, chosen by `implementation`: plain products and softmax, which run
+anywhere and alone can drop probabilities; `splash_attention` on a TPU; cuDNN's on an NVIDIA GPU.
+"""
+
+import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -6,12 +13,16 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
-from bert_jax.models.dropout import dropout
-from bert_jax.models.layers import Projection, dropout_seed, layer_norm, product
+from bert_jax.errors import UserError
+from bert_jax.models.dropout import Draw, dropout
+from bert_jax.models.layers import Projection, dropout_draw, dropout_seed, layer_norm, product
+from bert_jax.models.splash import LANES, splash_attention
 
 # Added to the scores of masked keys. The original adds -10000 (modeling.py, `attention_layer`); in
 # a row with any key to attend to, both give masked keys a probability of exactly 0 in float32.
 MASKED = jnp.finfo(jnp.float32).min
+# From this length on the scores, not the projections, are most of what a layer reads and writes.
+_SPLASH_PAYS = 512
 
 
 def mask_bias(attention_mask: jax.Array) -> jax.Array:
@@ -32,6 +43,7 @@ def attention(
     dtype: str,
     dropout_rate: float,
     dropout_seed: jax.Array | None,
+    draw: Draw | None = None,
 ) -> jax.Array:
     """softmax(query key^T / sqrt(K) + bias), dropout, times value.
 
@@ -41,15 +53,153 @@ def attention(
       dtype: of the operands of both products; scores and softmax are float32.
       dropout_rate: share of the probabilities that are dropped, by `dropout_seed` (uint32 [2]);
         none are where that is None.
+      draw: see `dropout`.
 
     Returns:
       float32 [B, H, L, K].
     """
     scores_BHLL = product("BHLK,BHMK->BHLM", dtype, query, key)
     scores_BHLL = scores_BHLL * query.shape[-1] ** -0.5 + bias
-    probs_BHLL = jax.nn.softmax(scores_BHLL).astype(dtype)
-    probs_BHLL = dropout(probs_BHLL, dropout_rate, dropout_seed)
-    return product("BHLM,BHMK->BHLK", dtype, probs_BHLL, value)
+    return _weighted(dtype, dropout_rate, draw, scores_BHLL, value, dropout_seed)
+
+
+def _weighted(
+    dtype: str,
+    rate: float,
+    draw: Draw | None,
+    scores: jax.Array,
+    value: jax.Array,
+    seed: jax.Array | None,
+) -> jax.Array:
+    """dropout(softmax(scores)) times value.
+
+    Its backward pass needs of [B, H, L, L] the probabilities alone, in `dtype`. Automatic
+    differentiation would keep them in float32 as well, and once more after dropout: at length 512
+    most of what a layer writes to memory.
+    """
+    return _weighted_forward(dtype, rate, draw, scores, value, seed)[0]
+
+
+def _weighted_forward(
+    dtype: str, rate: float, draw: Draw | None, scores: Any, value: Any, seed: Any
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    probs_BHLL = jax.nn.softmax(scores).astype(dtype)
+    kept_BHLL = dropout(probs_BHLL, rate, seed, draw)
+    return product("BHLM,BHMK->BHLK", dtype, kept_BHLL, value), (probs_BHLL, value, seed)
+
+
+def _weighted_backward(
+    dtype: str, rate: float, draw: Draw | None, residuals: tuple[Any, ...], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    probs_BHLL, value, seed = residuals
+    kept_BHLL, pull_dropout = jax.vjp(lambda probs: dropout(probs, rate, seed, draw), probs_BHLL)
+    _, pull = jax.vjp(functools.partial(product, "BHLM,BHMK->BHLK", dtype), kept_BHLL, value)
+    kept_gradient, value_gradient = pull(gradient)
+    (probs_gradient,) = pull_dropout(kept_gradient)
+    weighted_BHLL = probs_BHLL.astype(jnp.float32) * probs_gradient.astype(jnp.float32)
+    scores_gradient = weighted_BHLL - probs_BHLL * weighted_BHLL.sum(-1, keepdims=True)
+    return scores_gradient, value_gradient, None
+
+
+_weighted = jax.custom_vjp(_weighted, nondiff_argnums=(0, 1, 2))
+_weighted.defvjp(_weighted_forward, _weighted_backward)
+
+
+def cudnn_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, attention_mask: jax.Array
+) -> jax.Array:
+    """`attention` without dropout, by the flash attention of cuDNN.
+
+    Lowered for CUDA by the tests, not yet run on a GPU. The mask
+    goes in as a bias [B, 1, L, L], for the library knows else only padding at a row's end. Where
+    every key of a row is masked its queries attend to all keys equally.
+
+    Args:
+      query, key, value: bfloat16 or float16 [B, H, L, K], K a multiple of 8, at most 128.
+      attention_mask: [B, L], 1 = attend to this key.
+
+    Returns:
+      [B, H, L, K] of the dtype of `query`.
+    """
+    batch, _, length, _ = query.shape
+    mask = jnp.broadcast_to(attention_mask[:, None, None, :] > 0, (batch, 1, length, length))
+    context_BLHK = jax.nn.dot_product_attention(
+        *(array.swapaxes(1, 2) for array in (query, key, value)), mask=mask, implementation="cudnn"
+    )
+    return context_BLHK.swapaxes(1, 2)
+
+
+def implementation(config: BertConfig, length: int, deterministic: bool) -> str:
+    """What computes attention here: xla, splash or cudnn.
+
+    It goes by the devices of the mesh that is set, which in a program compiled ahead of time are
+    not those of this machine; without a mesh by jax's default ones.
+
+    Args:
+      config: its `attention` is taken; "auto" takes what is fastest and can compute it.
+      length: of the sequences.
+      deterministic: no dropout.
+
+    Raises:
+      UserError: see `check_attention`.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    device = mesh.abstract_device
+    platform = jax.default_backend() if device is None else device.platform
+    if config.attention != "auto":
+        check_attention(config, platform, deterministic)
+        return config.attention
+    if not deterministic and config.attention_probs_dropout_prob > 0:
+        return "xla"
+    if platform == "tpu" and length >= _SPLASH_PAYS and length % LANES == 0:
+        return "splash"
+    if platform == "gpu" and not _cudnn_lacks(config):
+        return "cudnn"
+    return "xla"
+
+
+def check_attention(config: BertConfig, platform: str, deterministic: bool = False) -> None:
+    """Check that what `config.attention` names can compute it.
+
+    Args:
+      config: of the model.
+      platform: of the devices: cpu, gpu or tpu.
+      deterministic: whether there is no dropout whatever the config says.
+
+    Raises:
+      UserError: it is for other devices, or does not have what the model needs.
+    """
+    chosen = config.attention
+    if chosen in ("auto", "xla"):
+        return
+    needed = {"splash": "tpu", "cudnn": "gpu"}[chosen]
+    if platform != needed:
+        raise UserError(
+            f"config.model.attention={chosen} runs on a {needed.upper()}, and the devices are of "
+            f"the backend {platform}; set it to auto"
+        )
+    if not deterministic and config.attention_probs_dropout_prob > 0:
+        raise UserError(
+            f"config.model.attention={chosen} cannot drop attention probabilities: set "
+            "config.model.attention_probs_dropout_prob=0, or attention to auto or xla"
+        )
+    if chosen == "cudnn" and (lacks := _cudnn_lacks(config)):
+        raise UserError(f"config.model.attention=cudnn needs {lacks}; set it to auto or xla")
+
+
+def _cudnn_lacks(config: BertConfig) -> str:
+    """What cuDNN needs that this model or this machine's GPU does not have; "" for nothing."""
+    width = config.hidden_size // config.num_attention_heads
+    if config.dtype != "bfloat16":
+        return f"config.model.dtype=bfloat16, not {config.dtype}"
+    if width % 8 or width > 128:
+        return f"heads of a multiple of 8 up to 128 wide, not {width}"
+    # Such as "9.0"; AMD's name theirs otherwise.
+    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
+    generation = capability.partition(".")[0]
+    if not generation.isdecimal() or int(generation) < 8:
+        return "an NVIDIA GPU of compute capability 8.0 (Ampere) or later"
+    return ""
 
 
 class SelfAttention(nn.Module):
@@ -59,8 +209,8 @@ class SelfAttention(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, bias: jax.Array) -> jax.Array:
-        """[B, L, D] and the mask's bias [B, 1, 1, L] to context [B, H, L, K]."""
+    def __call__(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        """[B, L, D] and the mask [B, L] to context [B, H, L, K]."""
         c = self.config
         shape = (c.hidden_size, c.num_attention_heads, c.hidden_size // c.num_attention_heads)
         query_BHLK, key_BHLK, value_BHLK = (
@@ -70,15 +220,26 @@ class SelfAttention(nn.Module):
             )
             for name in ("query", "key", "value")
         )
+        # Parameters are the same however attention is computed, and are made with one short row.
+        by = (
+            "xla"
+            if self.is_initializing()
+            else implementation(c, hidden.shape[1], self.deterministic)
+        )
+        if by == "splash":
+            return splash_attention(query_BHLK, key_BHLK, value_BHLK, attention_mask)
+        if by == "cudnn":
+            return cudnn_attention(query_BHLK, key_BHLK, value_BHLK, attention_mask)
         rate = c.attention_probs_dropout_prob
         context_BHLK = attention(
             query_BHLK,
             key_BHLK,
             value_BHLK,
-            bias,
+            mask_bias(attention_mask),
             dtype=c.dtype,
             dropout_rate=rate,
             dropout_seed=dropout_seed(self, rate, self.deterministic),
+            draw=dropout_draw(c, ("batch", "heads", None, None)),
         )
         return context_BHLK.astype(c.dtype)
 
@@ -101,7 +262,8 @@ class ResidualOutput(nn.Module):
         c = self.config
         projected_BLD = Projection(c, self.spec, self.shape, self.axes, name="dense")(inputs)
         seed = dropout_seed(self, c.hidden_dropout_prob, self.deterministic)
-        dropped_BLD = dropout(projected_BLD, c.hidden_dropout_prob, seed)
+        draw = dropout_draw(c, ("batch", None, None))
+        dropped_BLD = dropout(projected_BLD, c.hidden_dropout_prob, seed, draw)
         sum_BLD = residual.astype(jnp.float32) + dropped_BLD.astype(jnp.float32)
         return layer_norm(c)(sum_BLD)
 
@@ -113,10 +275,10 @@ class Attention(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, bias: jax.Array) -> jax.Array:
-        """[B, L, D] and the mask's bias [B, 1, 1, L] to [B, L, D]."""
+    def __call__(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
+        """[B, L, D] and the mask [B, L] to [B, L, D]."""
         c = self.config
-        context_BHLK = SelfAttention(c, self.deterministic, name="self")(hidden, bias)
+        context_BHLK = SelfAttention(c, self.deterministic, name="self")(hidden, attention_mask)
         shape = (c.num_attention_heads, c.hidden_size // c.num_attention_heads, c.hidden_size)
         axes = ("heads", "kv", "embed")
         output = ResidualOutput(c, "BHLK,HKD->BLD", shape, axes, self.deterministic, name="output")

@@ -1,4 +1,4 @@
-"""Dropout whose random bits come from a counter hash, not from threefry.
+"""Dropout whose random bits come from a counter hash, or from the hardware, not from threefry.
 
 Threefry spends about a hundred operations on a number; a training step draws one for every
 activation and attention probability. Here a row (everything but the last axis) gets a keyed
@@ -7,41 +7,64 @@ Flood, 2014, "Fast Splittable Pseudorandom Number Generators") from that state: 
 constant, then mix. A bit depends on the seed and on the element's place in the whole array alone,
 so that it does not change with the sharding, and the backward pass draws it again instead
 of keeping it.
+
+The hash is the default on TPUs, too. It is a dozen vector operations within the fusion that uses
+the bits; XLA never fuses the hardware's generator, whose bits, four bytes each, are written to
+memory, for attention probabilities copied to another layout, and read, in the forward pass and
+once more in the backward one. docs/tpu_path.md has what both add to a step that is compiled for a
+TPU: the generator several times more than the hash. It is there to be tried where vector units,
+not memory, are the limit.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax.linen.spmd import logical_to_mesh_axes
 from jax import lax
+from jax.sharding import PartitionSpec
 
 # 2^32 divided by the golden ratio, odd: consecutive multiples are spread evenly over 32 bits.
 _GOLDEN = 0x9E3779B9
 
 
-def dropout(values: jax.Array, rate: float, seed: jax.Array | None) -> jax.Array:
+# From a seed (uint32 [2]) and a shape to uniform uint32 of that shape.
+Draw = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+
+
+def dropout(
+    values: jax.Array, rate: float, seed: jax.Array | None, draw: Draw | None = None
+) -> jax.Array:
     """Zero each element with probability `rate` and scale the others by 1 / (1 - rate).
 
     Args:
       values: floats, at least one axis; at most 2^32 rows (all axes but the last).
       rate: probability of zero, in [0, 1), exact to 2^-32.
       seed: uint32 [2], fresh for every call; None leaves `values` as they are.
+      draw: gives the bits; `random_bits` by default.
     """
-    return values if seed is None else _dropout(rate, values, seed)
+    return values if seed is None else _dropout(rate, draw or random_bits, values, seed)
 
 
-def _scaled(rate: float, values: jax.Array, seed: jax.Array) -> jax.Array:
-    keep = random_bits(seed, values.shape) >= jnp.uint32(round(rate * 2**32))
+def _scaled(rate: float, draw: Draw, values: jax.Array, seed: jax.Array) -> jax.Array:
+    keep = draw(seed, values.shape) >= jnp.uint32(round(rate * 2**32))
     return jnp.where(keep, values * (1 / (1 - rate)), 0).astype(values.dtype)
 
 
-def _forward(rate: float, values: jax.Array, seed: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _scaled(rate, values, seed), seed
+def _forward(
+    rate: float, draw: Draw, values: jax.Array, seed: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return _scaled(rate, draw, values, seed), seed
 
 
-def _backward(rate: float, seed: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
-    return _scaled(rate, gradient, seed), None
+def _backward(
+    rate: float, draw: Draw, seed: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array, None]:
+    return _scaled(rate, draw, gradient, seed), None
 
 
-_dropout = jax.custom_vjp(_scaled, nondiff_argnums=(0,))
+_dropout = jax.custom_vjp(_scaled, nondiff_argnums=(0, 1))
 _dropout.defvjp(_forward, _backward)
 
 
@@ -54,6 +77,40 @@ def random_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     state = _mix(_mix(row + seed[0]) ^ seed[1])
     column = lax.broadcasted_iota(jnp.uint32, (1,) * (len(shape) - 1) + shape[-1:], len(shape) - 1)
     return _mix(state + column * jnp.uint32(_GOLDEN))
+
+
+def hardware_bits(
+    axes: tuple[str | None, ...], seed: jax.Array, shape: tuple[int, ...]
+) -> jax.Array:
+    """Uniform uint32 of `shape` from XLA's generator: the hardware's on a TPU, else Philox.
+
+    Under the mesh that is set each device draws its own part, by the logical `axes` of the shape's
+    dimensions; left to itself, the compiler would have every device draw the whole. So the bits
+    are a function of `seed` (uint32 [2]) and of the mesh.
+    """
+
+    def drawn(seed: jax.Array, part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        # The hardware's generator takes whatever key: nearby ones are spread by the hash.
+        state = random_bits(seed + part * jnp.uint32(_GOLDEN), (4,))
+        return lax.rng_bit_generator(state, shape, algorithm=lax.RandomAlgorithm.RNG_DEFAULT)[1]
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return drawn(seed, jnp.uint32(0), shape)
+    spec = logical_to_mesh_axes(axes) or PartitionSpec()
+    named = [name if isinstance(name, tuple) else (name,) if name else () for name in spec]
+    sizes = [int(np.prod([mesh.shape[name] for name in names])) for names in named]
+    local = tuple(size // parts for size, parts in zip(shape, sizes, strict=True))
+
+    def of_a_device(seed: jax.Array) -> jax.Array:
+        part = jnp.uint32(0)
+        for name in (name for names in named for name in names):
+            part = part * jnp.uint32(mesh.shape[name]) + lax.axis_index(name).astype(jnp.uint32)
+        return drawn(seed, part, local)
+
+    return jax.shard_map(of_a_device, in_specs=PartitionSpec(), out_specs=spec, check_vma=False)(
+        seed
+    )
 
 
 def _mix(bits: jax.Array) -> jax.Array:

@@ -7,7 +7,8 @@ from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.dropout import dropout
-from bert_jax.models.layers import dropout_seed, initializer, layer_norm
+from bert_jax.models.layers import dropout_draw, dropout_seed, gathered, initializer, layer_norm
+from bert_jax.models.word_table import AXES, word_rows, word_table
 
 
 class Embeddings(nn.Module):
@@ -17,22 +18,19 @@ class Embeddings(nn.Module):
 
     def setup(self) -> None:
         c = self.config
-        self.word_embeddings = self.param(
-            "word_embeddings",
-            initializer(c, ("vocab", "embed")),
-            (c.padded_vocab_size, c.hidden_size),
+        word_embeddings = self.param(
+            "word_embeddings", initializer(c, AXES), (c.padded_vocab_size, c.hidden_size)
         )
-        self.position_embeddings = self.param(
-            "position_embeddings",
-            initializer(c, ("position", "embed")),
-            (c.max_position_embeddings, c.hidden_size),
-        )
-        self.token_type_embeddings = self.param(
-            "token_type_embeddings",
-            initializer(c, ("token_type", "embed")),
-            (c.type_vocab_size, c.hidden_size),
-        )
+        self.word_table = word_table(c, word_embeddings)
+        self.position_embeddings = self._table("position", c.max_position_embeddings)
+        self.token_type_embeddings = self._table("token_type", c.type_vocab_size)
         self.LayerNorm = layer_norm(c, name="LayerNorm")
+
+    def _table(self, name: str, rows: int) -> jax.Array:
+        axes, shape = (name, "embed"), (rows, self.config.hidden_size)
+        return gathered(
+            self.param(f"{name}_embeddings", initializer(self.config, axes), shape), axes
+        )
 
     def __call__(
         self,
@@ -57,22 +55,27 @@ class Embeddings(nn.Module):
             positions_LD = self.position_embeddings[: input_ids.shape[1]]
         else:
             positions_LD = lookup(self.position_embeddings, position_ids)
+        words = word_rows(self.word_table, inside(input_ids, c.vocab_size))
         embedded_BLD = (
-            lookup(self.word_embeddings, input_ids, c.vocab_size)
+            words.astype(jnp.float32)
             + lookup(self.token_type_embeddings, token_type_ids)
             + positions_LD
         )
         embedded_BLD = with_logical_constraint(embedded_BLD, ("batch", None, None))
         seed = dropout_seed(self, c.hidden_dropout_prob, deterministic)
-        return dropout(self.LayerNorm(embedded_BLD), c.hidden_dropout_prob, seed)
+        draw = dropout_draw(c, ("batch", None, None))
+        return dropout(self.LayerNorm(embedded_BLD), c.hidden_dropout_prob, seed, draw)
 
 
-def lookup(table: jax.Array, ids: jax.Array, size: int | None = None) -> jax.Array:
-    """Rows `ids` of `table` [rows, D], NaN where an id is negative or not below `size` (all rows).
+def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows `ids` of `table` [rows, D], NaN where an id is outside."""
+    return jnp.take(table, inside(ids, table.shape[0]), axis=0, mode="fill")
+
+
+def inside(ids: jax.Array, size: int) -> jax.Array:
+    """`ids`, with one that is in no table for those that are negative or not below `size`.
 
     Plain indexing clamps such an id and `jnp.take` counts a negative one from the end: both would
     hide a vocabulary that disagrees with the data.
     """
-    size = size or table.shape[0]
-    inside = (ids >= 0) & (ids < size)
-    return jnp.take(table, jnp.where(inside, ids, table.shape[0]), axis=0, mode="fill")
+    return jnp.where((ids >= 0) & (ids < size), ids, jnp.iinfo(jnp.int32).max)

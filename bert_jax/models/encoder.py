@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
-from bert_jax.models.attention import Attention, ResidualOutput, mask_bias
+from bert_jax.models.attention import Attention, ResidualOutput
 from bert_jax.models.embeddings import Embeddings
 from bert_jax.models.layers import PROJECTION, Projection, activation
 
@@ -28,23 +28,30 @@ class Intermediate(nn.Module):
 
 
 class Layer(nn.Module):
-    """One encoder layer: attention, then feed-forward, each with residual and LayerNorm after."""
+    """One encoder layer: attention, then feed-forward, each with residual and LayerNorm after.
+
+    Attributes:
+      stacked: whether a scan over layers is to stack their outputs.
+    """
 
     config: BertConfig
     deterministic: bool
+    stacked: bool = False
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, bias: jax.Array) -> tuple[jax.Array, None]:
-        """[B, L, D] and the mask's bias [B, 1, 1, L] to ([B, L, D], nothing to stack)."""
+    def __call__(
+        self, hidden: jax.Array, attention_mask: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """[B, L, D] and the mask [B, L] to ([B, L, D], what a scan stacks)."""
         c = self.config
-        attended_BLD = Attention(c, self.deterministic, name="attention")(hidden, bias)
+        attended_BLD = Attention(c, self.deterministic, name="attention")(hidden, attention_mask)
         wide_BLF = Intermediate(c, name="intermediate")(attended_BLD)
         shape = (c.intermediate_size, c.hidden_size)
         output = ResidualOutput(
             c, "BLF,FD->BLD", shape, ("mlp", "embed"), self.deterministic, name="output"
         )
-        hidden_BLD = output(wide_BLF, attended_BLD)
-        return with_logical_constraint(hidden_BLD, ("batch", None, None)), None
+        hidden_BLD = with_logical_constraint(output(wide_BLF, attended_BLD), ("batch", None, None))
+        return hidden_BLD, hidden_BLD if self.stacked else None
 
 
 class Encoder(nn.Module):
@@ -54,9 +61,17 @@ class Encoder(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: jax.Array, bias: jax.Array, *, deterministic: bool = True
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array,
+        *,
+        deterministic: bool = True,
+        hidden_states: bool = False,
     ) -> jax.Array:
-        """[B, L, D] and the mask's bias [B, 1, 1, L] to [B, L, D]."""
+        """[B, L, D] and the mask [B, L] to [B, L, D].
+
+        With `hidden_states`, to the input and every layer's output, [layers + 1, B, L, D].
+        """
         c = self.config
         layer = rematerialized(c)
         if c.scan_layers:
@@ -69,10 +84,14 @@ class Encoder(nn.Module):
                 length=c.num_hidden_layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
-            return scanned(c, deterministic, name="layer")(hidden, bias)[0]
+            stack = scanned(c, deterministic, hidden_states, name="layer")
+            last, states = stack(hidden, attention_mask)
+            return jnp.concatenate([hidden[None], states]) if hidden_states else last
+        states = [hidden]
         for index in range(c.num_hidden_layers):
-            hidden, _ = layer(c, deterministic, name=f"layer_{index}")(hidden, bias)
-        return hidden
+            one = layer(c, deterministic, name=f"layer_{index}")
+            states.append(one(states[-1], attention_mask)[0])
+        return jnp.stack(states) if hidden_states else states[-1]
 
 
 def rematerialized(config: BertConfig) -> Any:
@@ -129,6 +148,7 @@ class BertModel(nn.Module):
         position_ids: jax.Array | None = None,
         *,
         deterministic: bool = True,
+        hidden_states: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Encode.
 
@@ -137,15 +157,21 @@ class BertModel(nn.Module):
           attention_mask: [B, L], 1 = attend to this position, 0 = padding.
           position_ids: int32 [B, L]; by default 0, 1, ..., L - 1 in each row.
           deterministic: no dropout; else a "dropout" key is needed.
+          hidden_states: whether to give what every layer says, not the last alone.
 
         Returns:
           sequence_output [B, L, D] and pooled_output [B, D] (None without pooling), of the
-          compute dtype.
+          compute dtype. With `hidden_states`, the first is [layers + 1, B, L, D]: the embeddings,
+          then the output of each layer.
         """
         embedded_BLD = self.embeddings(
             input_ids, token_type_ids, position_ids, deterministic=deterministic
         )
-        sequence_output = self.encoder(
-            embedded_BLD, mask_bias(attention_mask), deterministic=deterministic
+        encoded = self.encoder(
+            embedded_BLD,
+            attention_mask,
+            deterministic=deterministic,
+            hidden_states=hidden_states,
         )
-        return sequence_output, self.pooler(sequence_output) if self.pooling else None
+        last_BLD = encoded[-1] if hidden_states else encoded
+        return encoded, self.pooler(last_BLD) if self.pooling else None

@@ -7,7 +7,8 @@ from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.encoder import BertModel
-from bert_jax.models.layers import Projection, activation, constant, layer_norm, product
+from bert_jax.models.layers import Projection, activation, constant, layer_norm
+from bert_jax.models.word_table import WordTable, word_logits
 
 # Logit of the rows that pad the embedding table: their probability is 0 in float32.
 PADDED_LOGIT = -1e9
@@ -33,13 +34,13 @@ class Predictions(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, word_embeddings: jax.Array) -> jax.Array:
-        """[B, P, D] and the table [V, D] to logits, float32 [B, P, V]."""
+    def __call__(self, hidden: jax.Array, word_table: WordTable) -> jax.Array:
+        """[B, P, D] and the table of V rows to logits, float32 [B, P, V]."""
         c = self.config
         transformed_BPD = PredictionTransform(c, name="transform")(hidden)
         bias_V = self.param("output_bias", constant(0, ("vocab",)), (c.padded_vocab_size,))
         bias_V = jnp.where(jnp.arange(c.padded_vocab_size) < c.vocab_size, bias_V, PADDED_LOGIT)
-        logits_BPV = product("BPD,VD->BPV", c.dtype, transformed_BPD, word_embeddings) + bias_V
+        logits_BPV = word_logits(c.dtype, word_table, transformed_BPD) + bias_V
         return with_logical_constraint(logits_BPV, ("batch", None, "vocab"))
 
 
@@ -50,11 +51,13 @@ class PreTrainingHeads(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: jax.Array, pooled: jax.Array | None, word_embeddings: jax.Array
+        self, hidden: jax.Array | None, pooled: jax.Array | None, word_table: WordTable
     ) -> dict[str, jax.Array]:
-        """Masked positions [B, P, D] and pooled output [B, D], if any, to float32 logits."""
+        """Masked positions [B, P, D] and pooled output [B, D], where given, to float32 logits."""
         c = self.config
-        logits = {"mlm_logits": Predictions(c, name="predictions")(hidden, word_embeddings)}
+        logits = {}
+        if hidden is not None:
+            logits["mlm_logits"] = Predictions(c, name="predictions")(hidden, word_table)
         if pooled is not None:
             shape, axes = (c.hidden_size, 2), ("embed", "class")
             head = Projection(c, "BD,DC->BC", shape, axes, name="seq_relationship")
@@ -81,7 +84,7 @@ class BertForPreTraining(nn.Module):
         input_ids: jax.Array,
         token_type_ids: jax.Array,
         attention_mask: jax.Array,
-        masked_lm_positions: jax.Array,
+        masked_lm_positions: jax.Array | None,
         position_ids: jax.Array | None = None,
         *,
         deterministic: bool = True,
@@ -91,7 +94,7 @@ class BertForPreTraining(nn.Module):
         Args:
           input_ids, token_type_ids: int32 [B, L]; an id outside its table gives NaN.
           attention_mask: [B, L], 1 = attend to this position, 0 = padding.
-          masked_lm_positions: int32 [B, P], the positions to predict.
+          masked_lm_positions: int32 [B, P], the positions to predict; None for no masked-LM head.
           position_ids: int32 [B, L]; by default 0, 1, ..., L - 1 in each row.
           deterministic: no dropout; else a "dropout" key is needed.
 
@@ -104,9 +107,12 @@ class BertForPreTraining(nn.Module):
         sequence_output, pooled_output = self.bert(
             input_ids, token_type_ids, attention_mask, position_ids, deterministic=deterministic
         )
-        masked_BPD = jnp.take_along_axis(sequence_output, masked_lm_positions[..., None], axis=1)
-        word_embeddings = self.bert.embeddings.word_embeddings
-        outputs = self.cls(masked_BPD, pooled_output, word_embeddings)
+        masked_BPD = None
+        if masked_lm_positions is not None:
+            masked_BPD = jnp.take_along_axis(
+                sequence_output, masked_lm_positions[..., None], axis=1
+            )
+        outputs = self.cls(masked_BPD, pooled_output, self.bert.embeddings.word_table)
         outputs["sequence_output"] = sequence_output
         if pooled_output is not None:
             outputs["pooled_output"] = pooled_output

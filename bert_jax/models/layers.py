@@ -5,9 +5,11 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.spmd import with_logical_constraint
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import BertConfig
+from bert_jax.models.dropout import Draw, hardware_bits, random_bits
 
 # The name under which remat="dots" keeps the results of products with weights.
 PROJECTION = "projection"
@@ -41,20 +43,39 @@ def layer_norm(config: BertConfig, name: str = "LayerNorm") -> nn.LayerNorm:
 
 def activation(config: BertConfig, inputs: jax.Array) -> jax.Array:
     """The feed-forward activation, computed in float32, returned in the dtype of `inputs`."""
+    return _activation(config.hidden_act, inputs)
+
+
+def _activated(name: str, inputs: jax.Array) -> jax.Array:
     function = {
         "gelu_new": functools.partial(nn.gelu, approximate=True),
         "gelu": functools.partial(nn.gelu, approximate=False),
         "relu": nn.relu,
-    }[config.hidden_act]
+    }[name]
     return function(inputs.astype(jnp.float32)).astype(inputs.dtype)
+
+
+def _activated_forward(name: str, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _activated(name, inputs), inputs
+
+
+def _activated_backward(name: str, inputs: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    _, pull = jax.vjp(functools.partial(_activated, name), inputs)
+    return pull(gradient)
+
+
+# Its backward pass begins with the inputs again. Automatic differentiation would keep four float32
+# arrays of the widest shape there is for the tanh form, which cost a TPU more to write and to read
+# than to compute, and half of the memory of a step.
+_activation = jax.custom_vjp(_activated, nondiff_argnums=(0,))
+_activation.defvjp(_activated_forward, _activated_backward)
 
 
 def _product(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
     """Two-operand einsum on operands of `dtype`, accumulated and returned in float32.
 
     Its gradient does the same, which automatic differentiation would not: that multiplies the
-    float32 gradient with an upcast operand. Weights come in float32 and are cast here, so that
-    their gradient is never rounded to `dtype`.
+    float32 gradient with an upcast operand.
 
     Args:
       spec: an einsum in which each index of an operand is in the other operand or in the output.
@@ -72,14 +93,86 @@ def _product_backward(
     spec: str, dtype: str, operands: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     left, right = operands
-    left_axes, right_axes, out_axes = spec.replace("->", ",").split(",")
-    left_gradient = product(f"{out_axes},{right_axes}->{left_axes}", dtype, gradient, right)
-    right_gradient = product(f"{out_axes},{left_axes}->{right_axes}", dtype, gradient, left)
+    of_left, of_right = _gradient_specs(spec)
+    left_gradient = product(of_left, dtype, gradient, right)
+    right_gradient = product(of_right, dtype, gradient, left)
     return left_gradient.astype(left.dtype), right_gradient.astype(right.dtype)
+
+
+def _gradient_specs(spec: str) -> tuple[str, str]:
+    """The einsums of (gradient, the other operand) that give the left's and the right's."""
+    left, right, out = spec.replace("->", ",").split(",")
+    return f"{out},{right}->{left}", f"{out},{left}->{right}"
 
 
 product = jax.custom_vjp(_product, nondiff_argnums=(0, 1))
 product.defvjp(_product_forward, _product_backward)
+
+
+def _gathered(weight: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """A weight of logical `axes`, put together from the parts that FSDP stores.
+
+    Said where it is used, the compiler sends the weight and not the activations, and frees it
+    after. Its gradient need not be put together: it is cut as it is added up.
+    """
+    return with_logical_constraint(weight, axes)
+
+
+def _gathered_forward(weight: jax.Array, axes: tuple[str, ...]):
+    return gathered(weight, axes), None
+
+
+def _gathered_backward(axes: tuple[str, ...], _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    return (gradient,)
+
+
+gathered = jax.custom_vjp(_gathered, nondiff_argnums=(1,))
+gathered.defvjp(_gathered_forward, _gathered_backward)
+
+
+def _projected(
+    spec: str,
+    config: BertConfig,
+    axes: tuple[str, ...],
+    inputs: jax.Array,
+    kernel: jax.Array,
+) -> jax.Array:
+    """`product` of inputs and a kernel of logical `axes`, which comes in float32 and is cast here.
+
+    Its gradient is accumulated in float32 on a device, and given in `config.gradient_dtype` to be
+    added up over devices: the sum has the dtype of what is summed.
+    """
+    return product(spec, config.dtype, inputs, gathered(kernel.astype(config.dtype), axes))
+
+
+def _projected_forward(
+    spec: str, config: BertConfig, axes: tuple[str, ...], inputs: jax.Array, kernel: jax.Array
+):
+    return projected(spec, config, axes, inputs, kernel), (inputs, kernel)
+
+
+def _projected_backward(
+    spec: str,
+    config: BertConfig,
+    axes: tuple[str, ...],
+    operands: tuple[jax.Array, jax.Array],
+    gradient: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    inputs, kernel = operands
+    of_inputs, of_kernel = _gradient_specs(spec)
+    weight = gathered(kernel.astype(config.dtype), axes)
+    inputs_gradient = product(of_inputs, config.dtype, gradient, weight)
+    kernel_gradient = jnp.einsum(
+        of_kernel,
+        gradient.astype(config.dtype),
+        inputs.astype(config.dtype),
+        preferred_element_type=jnp.dtype(config.gradient_dtype),
+    )
+    return inputs_gradient.astype(inputs.dtype), kernel_gradient.astype(kernel.dtype)
+
+
+projected = jax.custom_vjp(_projected, nondiff_argnums=(0, 1, 2))
+projected.defvjp(_projected_forward, _projected_backward)
 
 
 class Projection(nn.Module):
@@ -105,8 +198,15 @@ class Projection(nn.Module):
         bias_axes = tuple(self.axes[i] for i in kept)
         bias = self.param("bias", constant(0, bias_axes), tuple(self.shape[i] for i in kept))
         bias = bias.reshape([sizes.get(letter, 1) for letter in out_letters])
-        outputs = product(self.spec, self.config.dtype, inputs, kernel) + bias
+        outputs = projected(self.spec, self.config, self.axes, inputs, kernel) + bias
         return checkpoint_name(outputs.astype(self.config.dtype), PROJECTION)
+
+
+def dropout_draw(config: BertConfig, axes: tuple[str | None, ...]) -> Draw:
+    """What draws the bits of dropout for values with these logical axes."""
+    if config.dropout_bits == "hash":
+        return random_bits
+    return functools.partial(hardware_bits, axes)
 
 
 def dropout_seed(module: nn.Module, rate: float, deterministic: bool) -> jax.Array | None:

@@ -12,6 +12,8 @@ _PEAK_FLOPS = {
     "NVIDIA A100-SXM4-80GB": 312e12,
     "NVIDIA A100-PCIE-40GB": 312e12,
     "NVIDIA A100 80GB PCIe": 312e12,
+    "TPU v2": 23e12,  # of a core, as JAX counts devices; so for v3
+    "TPU v3": 61.5e12,
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
     "TPU v5e": 197e12,

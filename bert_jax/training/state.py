@@ -1,5 +1,7 @@
 """The train state: made abstract first, then materialised in its sharding."""
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -7,10 +9,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax.models import BertForPreTraining
-from bert_jax.training.sharding import tree_shardings
+from bert_jax.training.checkpoints import Checkpoints
+from bert_jax.training.objective import Objective
+from bert_jax.training.sharding import array_sharding
 
 # Accepted steps whose gradient norms a spike is measured against.
 NORM_WINDOW = 128
@@ -35,11 +38,9 @@ class TrainState:
 
 
 def _initialise(
-    model: BertForPreTraining, optimizer: optax.GradientTransformation, key: jax.Array
+    objective: Objective, optimizer: optax.GradientTransformation, key: jax.Array
 ) -> TrainState:
-    tokens = jnp.zeros((1, 8), jnp.int32)
-    positions = jnp.zeros((1, 1), jnp.int32)
-    params = model.init(key, tokens, tokens, tokens, positions)["params"]
+    params = objective.init(key)
     return TrainState(
         step=jnp.int32(0),
         params=params,
@@ -49,22 +50,52 @@ def _initialise(
 
 
 def abstract_state(
-    model: BertForPreTraining, optimizer: optax.GradientTransformation, mesh: Mesh
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    shard_optimizer: bool = False,
 ) -> TrainState:
-    """The state as `jax.ShapeDtypeStruct` with shardings: to make it in, or to restore into."""
-    boxed = jax.eval_shape(lambda key: _initialise(model, optimizer, key), jax.random.key(0))
+    """The state as `jax.ShapeDtypeStruct` with shardings: to make it in, or to restore into.
 
-    def placed(sharding: NamedSharding, leaves: Any) -> Any:
+    Args:
+      objective, optimizer: that the state is for.
+      mesh: it lies on.
+      shard_optimizer: whether the optimizer's arrays are spread over `data` too (ZeRO-1;
+        Rajbhandari et al., 2020, section 5.1). They have the same values either way.
+    """
+    # Within, so that no array is made: the devices may be those of another machine.
+    boxed = jax.eval_shape(lambda: _initialise(objective, optimizer, jax.random.key(0)))
+    state = _placed(boxed, mesh, over_data=False)
+    if not shard_optimizer:
+        return state
+    return dataclasses.replace(state, opt_state=_placed(boxed.opt_state, mesh, over_data=True))
+
+
+def update_shardings(objective: Objective, mesh: Mesh, shard_optimizer: bool) -> Any:
+    """Where the gradient and the update of each parameter lie: as the optimizer's arrays do."""
+    boxed = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+    return jax.tree.map(lambda leaf: leaf.sharding, _placed(boxed, mesh, over_data=shard_optimizer))
+
+
+def _placed(boxed: Any, mesh: Mesh, *, over_data: bool) -> Any:
+    """Shapes that carry logical axis names (`nn.LogicallyPartitioned`) as shapes with shardings."""
+
+    def placed(names: PartitionSpec, leaves: Any) -> Any:
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), leaves
+            lambda leaf: jax.ShapeDtypeStruct(
+                leaf.shape,
+                leaf.dtype,
+                sharding=array_sharding(mesh, names, leaf.shape, over_data=over_data),
+            ),
+            leaves,
         )
 
-    # An optimizer of several rules has empty nodes, which have a sharding too: hence a prefix.
-    return jax.tree.map(placed, tree_shardings(mesh, boxed), nn.meta.unbox(boxed))
+    # An optimizer of several rules has empty nodes, which have names too: hence a prefix.
+    return jax.tree.map(placed, nn.get_partition_spec(boxed), nn.meta.unbox(boxed))
 
 
 def create_state(
-    model: BertForPreTraining,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
     abstract: TrainState,
     seed: int,
@@ -72,14 +103,38 @@ def create_state(
     """A fresh state, each array made where its sharding puts it; no device holds a full copy.
 
     Args:
-      model, optimizer: as for `abstract_state`, which gave `abstract`.
+      objective, optimizer: as for `abstract_state`, which gave `abstract`.
       seed: of the initial parameters.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     initialise = jax.jit(
-        lambda key: nn.meta.unbox(_initialise(model, optimizer, key)), out_shardings=shardings
+        lambda key: nn.meta.unbox(_initialise(objective, optimizer, key)), out_shardings=shardings
     )
     return initialise(jax.random.key(seed))
+
+
+def begin_state(
+    checkpoints: Checkpoints,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    abstract: TrainState,
+    seed: int,
+    with_weights: Callable[[TrainState], TrainState],
+) -> tuple[TrainState, dict[str, Any]]:
+    """The state of the newest checkpoint; else a fresh one, with the weights that are given.
+
+    Args:
+      checkpoints: of the run.
+      objective, optimizer, seed: as for `create_state`.
+      abstract: of `abstract_state`.
+      with_weights: puts given weights in the place of fresh ones, where some are given.
+
+    Returns:
+      The state, and what `Checkpoints.save` was given with it; {} for a fresh one.
+    """
+    if restored := checkpoints.restore(abstract):
+        return restored
+    return with_weights(create_state(objective, optimizer, abstract, seed)), {}
 
 
 def parameter_count(params: Any) -> int:

@@ -10,13 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.models import BertForPreTraining
-from bert_jax.training.losses import loss_weights, pretraining_loss, pretraining_metrics
+from bert_jax.training.objective import Batch, Metrics, Objective, summed_loss
 from bert_jax.training.sharding import LOGICAL_RULES
-from bert_jax.training.state import TrainState
-
-Batch = Mapping[str, jax.Array]
-Metrics = dict[str, tuple[jax.Array, jax.Array]]
+from bert_jax.training.state import TrainState, update_shardings
 
 
 class Outcome(NamedTuple):
@@ -31,31 +27,16 @@ class Outcome(NamedTuple):
 _DROPOUT = 1
 
 
-def forward(
-    model: BertForPreTraining, params: Any, batch: Batch, dropout_key: jax.Array | None = None
-) -> dict[str, jax.Array]:
-    """The model's outputs for a batch; without a key there is no dropout."""
-    outputs: Any = model.apply(
-        {"params": params},
-        batch["input_ids"],
-        batch["token_type_ids"],
-        batch["attention_mask"],
-        batch["masked_lm_positions"],
-        deterministic=dropout_key is None,
-        rngs=None if dropout_key is None else {"dropout": dropout_key},
-    )
-    return outputs
-
-
 def train_step(
     state: TrainState,
     batch: Batch,
     *,
-    model: BertForPreTraining,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
     seed: int,
     accumulate: int = 1,
     spike_sigmas: float = 0.0,
+    update_shardings: Any = None,
 ) -> tuple[TrainState, Metrics, Outcome]:
     """One optimizer step.
 
@@ -69,34 +50,41 @@ def train_step(
 
     Args:
       state: the state before the step.
-      batch: a global batch, as `bert_jax.data.pipeline` makes it.
-      model: the module whose parameters `state` holds.
+      batch: a global batch, as the objective reads it.
+      objective: what the parameters that `state` holds are trained for.
       optimizer: the optax optimizer whose state `state` holds.
       seed: the run's seed; dropout is keyed by it, the step and the micro-batch.
       accumulate: micro-batches to cut the batch into.
       spike_sigmas: standard deviations above the mean of `state.grad_norms` beyond which a norm is
         a spike, once that window is full; 0 knows no spikes.
+      update_shardings: where the update is computed, for each parameter; None leaves that to the
+        compiler.
 
     Returns:
       The next state, the sums and weights of the batch's metrics (0 and 0 for a skipped step), and
       what the step came to.
     """
-    weights = loss_weights(batch)
+    weights = objective.weights(batch)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), state.step), _DROPOUT)
 
     def loss_fn(params: Any, micro_batch: Batch, index: Any) -> tuple[jax.Array, Metrics]:
-        outputs = forward(model, params, micro_batch, jax.random.fold_in(key, index))
-        metrics = pretraining_metrics(outputs, micro_batch)
-        return pretraining_loss(metrics, weights), metrics
+        outputs = objective.forward(params, micro_batch, jax.random.fold_in(key, index))
+        metrics = objective.metrics(outputs, micro_batch)
+        return summed_loss(metrics, weights), metrics
 
     grad_fn = jax.grad(loss_fn, has_aux=True)
     if accumulate == 1:
         grads, metrics = grad_fn(state.params, batch, 0)
     else:
         grads, metrics = _accumulated(grad_fn, state.params, batch, accumulate)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    loss, norm = pretraining_loss(metrics, weights), optax.tree.norm(grads)
+    params = state.params
+    if update_shardings is not None:
+        grads, params = (
+            jax.lax.with_sharding_constraint(tree, update_shardings) for tree in (grads, params)
+        )
+    updates, opt_state = optimizer.update(grads, state.opt_state, params)
+    params = optax.apply_updates(params, updates)
+    loss, norm = summed_loss(metrics, weights), optax.tree.norm(grads)
     accepted = jnp.isfinite(loss) & jnp.isfinite(norm)
     if spike_sigmas:
         accepted &= ~_is_spike(norm, state.grad_norms, spike_sigmas)
@@ -130,47 +118,57 @@ def _accumulated(
     return total
 
 
-def eval_step(params: Any, batch: Batch, *, model: BertForPreTraining) -> Metrics:
+def eval_step(params: Any, batch: Batch, *, objective: Objective) -> Metrics:
     """The sums and weights of a batch's metrics, without dropout."""
-    return pretraining_metrics(forward(model, params, batch), batch)
+    return objective.metrics(objective.forward(params, batch, None), batch)
 
 
 def compile_train_step(
     state: TrainState,
-    model: BertForPreTraining,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
     *,
     seed: int,
     accumulate: int,
     spike_sigmas: float = 0.0,
+    compiler_options: Mapping[str, str | bool] | None = None,
+    shard_optimizer: bool = False,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics, Outcome]]:
     """`train_step`, jitted under the mesh that `jax.set_mesh` has set.
 
     Args:
       state: a state, or its shapes, with the shardings that every next state is to have.
-      model, optimizer, seed, accumulate, spike_sigmas: as for `train_step`.
+      objective, optimizer, seed, accumulate, spike_sigmas: as for `train_step`.
+      compiler_options: of XLA; see `bert_jax.training.xla_options`.
+      shard_optimizer: as for `abstract_state`.
 
     Returns:
       The step as a function of a state, whose arrays it consumes, and a batch.
     """
     step = functools.partial(
         train_step,
-        model=model,
+        objective=objective,
         optimizer=optimizer,
         seed=seed,
         accumulate=accumulate,
         spike_sigmas=spike_sigmas,
+        update_shardings=update_shardings(objective, jax.sharding.get_mesh(), shard_optimizer),
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-    return jax.jit(_with_rules(step), donate_argnums=0, out_shardings=(shardings, None, None))
+    return jax.jit(
+        with_rules(step),
+        donate_argnums=0,
+        out_shardings=(shardings, None, None),
+        compiler_options=dict(compiler_options or {}),
+    )
 
 
-def compile_eval_step(model: BertForPreTraining) -> Callable[[Any, Batch], Metrics]:
+def compile_eval_step(objective: Objective) -> Callable[[Any, Batch], Metrics]:
     """`eval_step`, jitted under the mesh that `jax.set_mesh` has set."""
-    return jax.jit(_with_rules(functools.partial(eval_step, model=model)))
+    return jax.jit(with_rules(functools.partial(eval_step, objective=objective)))
 
 
-def _with_rules(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_rules(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give the modules' logical axis names their meaning while `function` is traced."""
 
     def traced(*args: Any) -> Any:

@@ -1,17 +1,19 @@
-"""Dropout by counter hash: rate, independence in every direction, and its place in the model."""
+"""Random bits of dropout: rate, independence in every direction, and their place in the model."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.models import BertConfig, BertModel
 from bert_jax.models import layers as model_layers
-from bert_jax.models.dropout import dropout, random_bits
+from bert_jax.models.dropout import dropout, hardware_bits, random_bits
+from bert_jax.training.steps import with_rules
 
 SEEDS = [(0, 0), (0, 1), (1, 0), (1, 1), (2**31, 7), (2**32 - 1, 2**32 - 1), (123456789, 987654321)]
 SHAPES = [(1 << 20,), (1 << 10, 1 << 10), (16, 4, 128, 128), (64, 128, 129), (1 << 18, 3)]
@@ -124,6 +126,75 @@ def test_bits_do_not_depend_on_the_sharding(spec):
     np.testing.assert_array_equal(sharded(seed), random_bits(seed, shape))
 
 
+def mesh_of(data: int, fsdp: int, tensor: int) -> Mesh:
+    shape = (data, fsdp, tensor)
+    return jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+
+HEADS = ("batch", "heads", None, None)
+
+
+def drawn_by_hardware(pair: tuple[int, int], shape: tuple[int, ...], mesh: Mesh) -> jax.Array:
+    with jax.set_mesh(mesh):
+        draw = jax.jit(with_rules(lambda seed: hardware_bits(HEADS, seed, shape)))
+        return draw(seed_of(pair))
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
+def test_bits_of_the_hardware_are_uniform_and_each_device_s_its_own(sizes):
+    shape = (16, 4, 64, 64)
+    everything = {}
+    for pair in SEEDS:
+        bits = np.asarray(drawn_by_hardware(pair, shape, mesh_of(*sizes)))
+        for index in range(32):
+            ones = (bits >> index & 1).mean()
+            assert abs(ones - 0.5) < SIGMAS * 0.5 / np.sqrt(bits.size), (pair, index)
+        kept = bits > 0.1 * 2**32
+        for axis, lag in itertools.product(range(4), (1, 2, 3, 8)):
+            if lag < shape[axis]:
+                ahead = np.take(kept, range(lag, shape[axis]), axis)
+                behind = np.take(kept, range(shape[axis] - lag), axis)
+                assert abs(correlation(ahead, behind)) < SIGMAS, (pair, axis, lag)
+        everything[pair] = kept
+    for first, second in itertools.combinations(SEEDS, 2):
+        assert abs(correlation(everything[first], everything[second])) < SIGMAS, (first, second)
+
+
+def test_devices_that_hold_the_same_draw_the_same():
+    mesh = mesh_of(2, 2, 2)
+    with jax.set_mesh(mesh):
+        draw = jax.jit(
+            with_rules(lambda seed: hardware_bits(("batch", None, None), seed, (8, 4, 16)))
+        )
+        bits = draw(seed_of((1, 2)))
+    parts: dict = {}
+    for shard in bits.addressable_shards:
+        parts.setdefault(str(shard.index), []).append(np.asarray(shard.data))
+    assert {len(same) for same in parts.values()} == {2}
+    for first, second in parts.values():
+        np.testing.assert_array_equal(first, second)
+    assert len({first.tobytes() for first, _ in parts.values()}) == 4
+
+
+@pytest.mark.parametrize("meshed", [False, True])
+def test_backward_pass_draws_the_bits_of_the_hardware_again(meshed):
+    values = jnp.ones((8, 16, 32))
+    draw = functools.partial(hardware_bits, ("batch", None, None))
+
+    @jax.jit
+    def both(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+        output, backward = jax.vjp(lambda x: dropout(x, 0.25, seed_of((1, 2)), draw), values)
+        return output, backward(values)[0]
+
+    if meshed:
+        with jax.set_mesh(mesh_of(4, 1, 2)):
+            output, gradient = with_rules(both)(values)
+    else:
+        output, gradient = both(values)
+    np.testing.assert_array_equal(output, gradient)
+    np.testing.assert_allclose(np.unique(np.asarray(output)), [0, 1 / 0.75])
+
+
 CONFIG = BertConfig(
     vocab_size=50,
     hidden_size=16,
@@ -162,9 +233,10 @@ def test_every_layer_place_and_step_draws_another_seed(scan_layers, monkeypatch)
     assert len(drawn) == 3 * (1 + 3 * CONFIG.num_hidden_layers)
 
 
-def test_dropout_is_on_only_where_asked_for():
+@pytest.mark.parametrize("bits", ["hash", "hardware"])
+def test_dropout_is_on_only_where_asked_for(bits):
     ids = jnp.ones((2, 8), jnp.int32)
-    model = BertModel(CONFIG)
+    model = BertModel(dataclasses.replace(CONFIG, dropout_bits=bits))
     variables = jax.jit(model.init)(jax.random.key(0), ids, ids, ids)
     plain, _ = jax.jit(model.apply)(variables, ids, ids, ids)
     train = jax.jit(

@@ -14,7 +14,8 @@ import pytest
 from bert_jax.config import BertConfig, model_size
 from bert_jax.models import BertForPreTraining, BertModel
 from bert_jax.models.attention import attention, mask_bias
-from bert_jax.models.layers import product
+from bert_jax.models.dropout import dropout
+from bert_jax.models.layers import activation, product
 
 CONFIG = BertConfig(
     vocab_size=90,
@@ -173,7 +174,9 @@ def test_scanned_layers_equal_unrolled_ones():
     assert_close(unstacked(gradient), flat_gradient, 1e-5)
 
 
-@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize(
+    "scan_layers", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+)
 def test_rematerialisation_changes_no_number(scan_layers):
     config = dataclasses.replace(CONFIG, num_hidden_layers=2, scan_layers=scan_layers)
     params = init(config)
@@ -274,6 +277,49 @@ def test_attention_follows_its_definition():
     bias = mask_bias(jnp.asarray(mask))
     options = {"dtype": "float32", "dropout_rate": 0.1, "dropout_seed": None}
     np.testing.assert_allclose(attention(query, key, value, bias, **options), expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize("seed", [None, jnp.array([1, 2], jnp.uint32)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 1e-2)])
+def test_gradient_of_attention_is_that_of_its_definition(dtype, tolerance, seed):
+    keys = jax.random.split(jax.random.key(0), 4)
+    *inputs, gradient = (jax.random.normal(key, (2, 2, 24, 8), dtype) for key in keys)
+    bias = mask_bias(jnp.arange(24)[None] < jnp.array([[24], [7]]))
+
+    def of(query, key, value):
+        options = {"dtype": dtype, "dropout_rate": 0.1, "dropout_seed": seed}
+        return attention(query, key, value, bias, **options)
+
+    def by_definition(query, key, value):
+        scores = product("BHLK,BHMK->BHLM", dtype, query, key) / 8**0.5 + bias
+        probs = dropout(jax.nn.softmax(scores).astype(dtype), 0.1, seed)
+        return product("BHLM,BHMK->BHLK", dtype, probs, value)
+
+    expected, pull_expected = jax.vjp(by_definition, *inputs)
+    context, pull = jax.vjp(of, *inputs)
+    gradient = gradient.astype(jnp.float32)
+    assert_close((context, *pull(gradient)), (expected, *pull_expected(gradient)), tolerance)
+    # Of [B, H, L, L] one array is kept, in the compute dtype.
+    kept = [leaf.dtype for leaf in jax.tree.leaves(pull) if leaf.shape == (2, 2, 24, 24)]
+    assert kept == [dtype]
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu", "relu"])
+def test_gradient_of_the_activation_needs_its_inputs_alone(name):
+    config = dataclasses.replace(CONFIG, hidden_act=name)
+    inputs = jnp.linspace(-4, 4, 1000).astype(jnp.bfloat16)
+    outputs, pull = jax.vjp(functools.partial(activation, config), inputs)
+    assert [leaf.dtype for leaf in jax.tree.leaves(pull) if leaf.ndim] == [jnp.bfloat16]
+    x = np.asarray(inputs, np.float64)
+    of = {
+        "gelu_new": lambda x: x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+        "gelu": lambda x: x / 2 * (1 + np.vectorize(math.erf)(x / 2**0.5)),
+        "relu": lambda x: np.maximum(x, 0),
+    }[name]
+    slope = (of(x + 1e-5) - of(x - 1e-5)) / 2e-5
+    np.testing.assert_allclose(np.asarray(outputs, np.float64), of(x), rtol=5e-3, atol=1e-6)
+    (gradient,) = pull(jnp.ones_like(outputs))
+    np.testing.assert_allclose(np.asarray(gradient, np.float64), slope, rtol=5e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("spec", ["BLD,DHK->BHLK", "BHLK,HKD->BLD", "BHLK,BHMK->BHLM"])

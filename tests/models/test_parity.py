@@ -11,8 +11,9 @@ import pytest
 import torch
 import transformers
 
-from bert_jax.models import BertConfig, BertForPreTraining
-from bert_jax.training.losses import loss_weights, pretraining_loss, pretraining_metrics
+from bert_jax.models import BertConfig, BertForPreTraining, BertModel
+from bert_jax.training.losses import loss_weights, pretraining_metrics
+from bert_jax.training.objective import summed_loss
 
 SMALL = BertConfig(
     vocab_size=101,
@@ -182,7 +183,7 @@ def test_outputs_loss_and_gradients_equal_pytorch(shape, positions):
     def loss(params):
         outputs: Any = model.apply({"params": params}, **inputs)
         metrics = pretraining_metrics(outputs, batch)
-        return pretraining_loss(metrics, loss_weights(batch)), outputs
+        return summed_loss(metrics, loss_weights(batch)), outputs
 
     params = converted(config, arrays)
     (value, outputs), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
@@ -212,3 +213,26 @@ def test_outputs_loss_and_gradients_equal_pytorch(shape, positions):
     print(f"gradients: {max(jax.tree.leaves(deviations)):.1e}")
     for path, value in jax.tree_util.tree_leaves_with_path(deviations):
         assert value < 1e-5, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize("shape", ["small-gelu_new", "small-gelu"])  # scanned and unrolled
+def test_hidden_states_equal_pytorch(shape):
+    config = SHAPES[shape]
+    theirs = torch_model(config, seed=3)
+    arrays = {name: tensor.detach().numpy() for name, tensor in theirs.named_parameters()}
+    batch = random_batch(config, batch=4, length=12, predictions=2, seed=4)
+    inputs = {name: batch[name] for name in INPUTS[:3]}
+    model = BertModel(config)
+    variables = {"params": converted(config, arrays)["bert"]}
+
+    states, pooled = jax.jit(lambda v: model.apply(v, **inputs, hidden_states=True))(variables)
+    with torch.no_grad():
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        expected = theirs.bert(**tensors, output_hidden_states=True)
+
+    assert states.shape == (config.num_hidden_layers + 1, 4, 12, config.hidden_size)
+    for ours, layer in zip(states, expected.hidden_states, strict=True):
+        assert deviation(ours, layer.numpy()) < 1e-5
+    last, same_pooled = model.apply(variables, **inputs)
+    assert deviation(states[-1], np.asarray(last)) < 1e-6
+    assert deviation(pooled, np.asarray(same_pooled)) < 1e-6

@@ -53,7 +53,7 @@ PREDICTIONS = {
 def run_config(folder: Path) -> bytes:
     """The config.json of a run."""
     (folder / "made").mkdir(exist_ok=True)
-    open_run_directory(folder / "made", get_config(), "fingerprint")
+    open_run_directory(folder / "made", get_config(), "shards", "fingerprint")
     return (folder / "made/config.json").read_bytes()
 
 
@@ -116,7 +116,7 @@ def run_directory(draw: random.Random, folder: Path) -> bool:
     for file, data in content.items():
         (folder / file).write_bytes(data)
     try:
-        open_run_directory(folder, get_config(), "fingerprint")
+        open_run_directory(folder, get_config(), "shards", "fingerprint")
     except UserError as error:
         return refused(error)
     return True

@@ -16,6 +16,7 @@ import small_run
 from bert_jax.config import BertConfig, MeshConfig, OptimizerConfig
 from bert_jax.models import BertForPreTraining
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.objective import pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import NORM_WINDOW, TrainState, abstract_state, create_state
@@ -64,13 +65,13 @@ class Training:
     ) -> None:
         data, fsdp, tensor = shape
         self.mesh = make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
-        model = BertForPreTraining(dataclasses.replace(CONFIG, dtype=dtype))
+        objective = pretraining(BertForPreTraining(dataclasses.replace(CONFIG, dtype=dtype)))
         optimizer = make_optimizer(OptimizerConfig(name="adamw", warmup_steps=0), 100)
         with jax.set_mesh(self.mesh):
-            abstract = abstract_state(model, optimizer, self.mesh)
-            self.state = create_state(model, optimizer, abstract, seed=3)
+            abstract = abstract_state(objective, optimizer, self.mesh)
+            self.state = create_state(objective, optimizer, abstract, seed=3)
             self._step = compile_train_step(
-                abstract, model, optimizer, seed=3, accumulate=accumulate, spike_sigmas=sigmas
+                abstract, objective, optimizer, seed=3, accumulate=accumulate, spike_sigmas=sigmas
             )
 
     def step(self, state: TrainState) -> tuple[TrainState, Any, Any]:

@@ -1,0 +1,117 @@
+"""The word embeddings, which both ends of the model use: the lookup and the masked-LM logits.
+
+Left to itself, the compiler adds up the gradient of each use over all devices, and that is a
+fifth of the model sent twice. So both uses give the gradient of a device's own rows of the batch,
+[R, V, D] of R parts of the batch, each on its devices; the two are added there, and the sum over R
+is the one that is sent.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax.linen.spmd import logical_to_mesh_axes, with_logical_constraint
+from jax import lax
+
+from bert_jax.config import BertConfig
+from bert_jax.models.layers import gathered, product
+
+AXES = ("vocab", "embed")
+
+
+class WordTable(NamedTuple):
+    """The table as a model uses it.
+
+    rows: [V, D] of the compute dtype, whole but for what tensor parallelism cuts.
+    parts: float32 zeros [R, V, D]; only their gradient matters, and they are never made.
+    """
+
+    rows: jax.Array
+    parts: jax.Array
+
+
+def word_table(config: BertConfig, table: jax.Array) -> WordTable:
+    """The parameter, float32 [V, D], made ready for its uses."""
+    rows = gathered(lax.stop_gradient(table).astype(config.dtype), AXES)
+    return WordTable(rows, _parts(config.gradient_dtype, table))
+
+
+def _part_count() -> int:
+    """In how many parts a batch is spread over the devices of the mesh that is set, if one is."""
+    mesh, spec = jax.sharding.get_abstract_mesh(), logical_to_mesh_axes(("batch",))
+    axes = (spec[0] or ()) if spec else ()
+    return functools.reduce(lambda count, axis: count * mesh.shape.get(axis, 1), axes, 1)
+
+
+def _zeros(shape: tuple[int, ...]) -> jax.Array:
+    return with_logical_constraint(jnp.zeros(shape), ("batch", "vocab", ""))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _parts(gradient_dtype: str, table: jax.Array) -> jax.Array:
+    del gradient_dtype
+    return _zeros((_part_count(), *table.shape))
+
+
+def _parts_forward(gradient_dtype: str, table: jax.Array) -> tuple[jax.Array, None]:
+    return _parts(gradient_dtype, table), None
+
+
+def _parts_backward(gradient_dtype: str, _: None, gradient_RVD: jax.Array) -> tuple[jax.Array]:
+    gradient_RVD = with_logical_constraint(gradient_RVD, ("batch", "vocab", ""))
+    parts_RVD = gradient_RVD.astype(gradient_dtype)
+    total_VD = lax.reduce(parts_RVD, jnp.zeros((), gradient_dtype), lax.add, (0,))
+    return (total_VD.astype(jnp.float32),)
+
+
+_parts.defvjp(_parts_forward, _parts_backward)
+
+
+@jax.custom_vjp
+def word_rows(table: WordTable, ids: jax.Array) -> jax.Array:
+    """Rows `ids` [B, L] of the table, [B, L, D]; NaN where an id is not below V."""
+    return jnp.take(table.rows, ids, axis=0, mode="fill")
+
+
+def _word_rows_forward(table: WordTable, ids: jax.Array):
+    return word_rows(table, ids), (ids, table.parts)
+
+
+def _word_rows_backward(residuals: tuple[jax.Array, jax.Array], gradient_BLD: jax.Array):
+    ids, parts_RVD = residuals
+    count, _, width = parts_RVD.shape
+    ids_RN, rows_RND = ids.reshape(count, -1), gradient_BLD.reshape(count, -1, width)
+    add = jax.vmap(lambda part, ids, rows: part.at[ids].add(rows, mode="drop"))
+    parts_RVD = add(_zeros(parts_RVD.shape), ids_RN, rows_RND.astype(jnp.float32))
+    return WordTable(jnp.zeros_like(gradient_BLD, shape=parts_RVD.shape[1:]), parts_RVD), None
+
+
+word_rows.defvjp(_word_rows_forward, _word_rows_backward)
+
+
+def _word_logits(dtype: str, table: WordTable, hidden: jax.Array) -> jax.Array:
+    """[B, P, D] times every row of the table: float32 [B, P, V]."""
+    return product("BPD,VD->BPV", dtype, hidden, table.rows)
+
+
+def _word_logits_forward(dtype: str, table: WordTable, hidden: jax.Array):
+    return word_logits(dtype, table, hidden), (table, hidden)
+
+
+def _word_logits_backward(
+    dtype: str, residuals: tuple[WordTable, jax.Array], gradient_BPV: jax.Array
+) -> tuple[WordTable, jax.Array]:
+    table, hidden_BPD = residuals
+    count = table.parts.shape[0]
+    hidden_gradient = product("BPV,VD->BPD", dtype, gradient_BPV, table.rows)
+    gradient_RNV = gradient_BPV.reshape(count, -1, gradient_BPV.shape[-1])
+    hidden_RND = hidden_BPD.reshape(count, -1, hidden_BPD.shape[-1])
+    parts_RVD = product("RNV,RND->RVD", dtype, gradient_RNV, hidden_RND)
+    parts_RVD = with_logical_constraint(parts_RVD, ("batch", "vocab", ""))
+    nothing = jnp.zeros_like(table.rows)
+    return WordTable(nothing, parts_RVD), hidden_gradient.astype(hidden_BPD.dtype)
+
+
+word_logits = jax.custom_vjp(_word_logits, nondiff_argnums=(0,))
+word_logits.defvjp(_word_logits_forward, _word_logits_backward)

@@ -1,0 +1,76 @@
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bert_jax.data.shards import SPLITS, open_shards
+from bert_jax.data.staging import stage
+from bert_jax.errors import UserError
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+def test_the_copy_is_the_original_and_is_made_once(shards, tmp_path):
+    staged = tmp_path / "deep/staged"
+    first = stage(shards, staged)
+    assert first.copied == first.files == len(list(shards.glob("*.npy")))
+    assert first.copied_bytes == sum(path.stat().st_size for path in shards.glob("*.npy"))
+    assert contents(staged) == contents(shards)
+    for split in SPLITS:
+        assert open_shards(staged, split)
+    assert stage(shards, staged) == (first.files, 0, 0)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_what_is_damaged_at_the_destination_is_copied_again(shards, tmp_path, damage):
+    stage(shards, tmp_path / "staged")
+    victim = tmp_path / "staged/train-00000.tokens.npy"
+    data = victim.read_bytes()
+    if damage == "cut":
+        victim.write_bytes(data[:-1])
+    elif damage == "flip":
+        victim.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    else:
+        victim.unlink()
+    assert stage(shards, tmp_path / "staged").copied == 1
+    assert contents(tmp_path / "staged") == contents(shards)
+
+
+def test_damage_at_the_source_is_named_and_leaves_no_manifest(shards, tmp_path):
+    source = shutil.copytree(shards, tmp_path / "source")
+    victim = source / "heldout-00000.tokens.npy"
+    victim.write_bytes(victim.read_bytes()[:-2])
+    with pytest.raises(UserError, match=r"source/heldout-00000.tokens.npy: truncated, edited"):
+        stage(source, tmp_path / "staged")
+    assert not (tmp_path / "staged/manifest.json").exists()
+    assert not (tmp_path / "staged/heldout-00000.tokens.npy").exists()
+    victim.unlink()
+    with pytest.raises(UserError, match=r"heldout-00000.tokens.npy: No such file"):
+        stage(source, tmp_path / "staged")
+
+
+def test_other_shards_in_the_same_place_are_replaced(shards, tmp_path):
+    staged = shutil.copytree(shards, tmp_path / "staged")
+    (staged / "manifest.json").write_text("{}")
+    stage(shards, staged)
+    assert contents(staged) == contents(shards)
+
+
+def test_the_command(shards, tmp_path):
+    def run(*arguments: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bert_jax.stage", *map(os.fspath, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = run(shards, tmp_path / "staged")
+    assert done.returncode == 0, done.stderr
+    assert "files, each checked;" in done.stdout
+    failed = run(tmp_path, tmp_path / "other")
+    assert failed.returncode == 2
+    assert failed.stderr.count("\n") == 1
+    assert "no token shards there" in failed.stderr

@@ -1,0 +1,243 @@
+"""Kernels for attention against plain attention, in interpret mode, and where each is chosen."""
+
+import dataclasses
+import functools
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from bert_jax.config import BertConfig
+from bert_jax.errors import UserError
+from bert_jax.models import BertForPreTraining
+from bert_jax.models import attention as attention_module
+from bert_jax.models.attention import (
+    attention,
+    check_attention,
+    cudnn_attention,
+    implementation,
+    mask_bias,
+)
+from bert_jax.models.splash import splash_attention
+from bert_jax.training.steps import with_rules
+
+interpreted = functools.partial(splash_attention, interpret=True)
+# Of the largest value; bfloat16 rounds the probabilities of plain attention alone.
+TOLERANCES = {"float32": 3e-6, "bfloat16": 1e-2}
+
+
+def operands(shape: tuple[int, ...], dtype: str, seed: int = 0) -> list[jax.Array]:
+    """Query, key, value and the gradient of the context."""
+    keys = jax.random.split(jax.random.key(seed), 4)
+    return [jax.random.normal(key, shape, dtype) for key in keys]
+
+
+def masks(batch: int, length: int) -> np.ndarray:
+    """Row 0 whole, row 1 padded at its end, row 2 with holes, too."""
+    mask = np.ones((batch, length), np.int32)
+    mask[1:, length - length // 3 :] = 0
+    mask[2:, ::5] = 0
+    return mask
+
+
+def plain(query: jax.Array, key: jax.Array, value: jax.Array, mask: Any) -> jax.Array:
+    bias = mask_bias(jnp.asarray(mask))
+    dtype = str(query.dtype)
+    options: Any = {"dtype": dtype, "dropout_rate": 0.0, "dropout_seed": None}
+    return attention(query, key, value, bias, **options).astype(dtype)
+
+
+def deviation(ours: jax.Array, expected: jax.Array) -> float:
+    """Largest difference, of the largest value."""
+    a, b = np.asarray(ours, np.float32), np.asarray(expected, np.float32)
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((3, 2, 128, 64), "bfloat16"),
+        ((3, 1, 200, 32), "float32"),  # padded to 256
+        ((1, 1, 512, 64), "bfloat16"),
+        ((2, 1, 640, 16), "float32"),  # five blocks
+    ],
+)
+def test_splash_and_its_gradients_are_those_of_plain_attention(shape, dtype):
+    *inputs, gradient = operands(shape, dtype)
+    mask = masks(shape[0], shape[2])
+    ours, pull_ours = jax.vjp(lambda q, k, v: interpreted(q, k, v, jnp.asarray(mask)), *inputs)
+    expected, pull = jax.vjp(lambda q, k, v: plain(q, k, v, mask), *inputs)
+    assert ours.dtype == expected.dtype
+    both = zip((ours, *pull_ours(gradient)), (expected, *pull(gradient)), strict=True)
+    for name, (a, b) in zip(("context", "query", "key", "value"), both, strict=True):
+        assert deviation(a, b) < TOLERANCES[dtype], name
+
+
+def test_a_masked_key_takes_no_part():
+    query, key, value, gradient = operands((2, 1, 128, 16), "float32")
+    mask = masks(2, 128)
+    masked = jnp.asarray(mask == 0)[:, None, :, None]
+
+    def of(key: jax.Array, value: jax.Array) -> jax.Array:
+        return interpreted(query, key, value, jnp.asarray(mask))
+
+    context, pull = jax.vjp(of, key, value)
+    other = of(jnp.where(masked, 7, key), jnp.where(masked, -7, value))
+    np.testing.assert_array_equal(context, other)
+    for of_key in pull(gradient):
+        assert not jnp.where(masked, of_key, 0).any()
+
+
+def test_a_row_without_keys_attends_to_all_of_them():
+    *inputs, gradient = operands((2, 1, 128, 16), "float32")
+    mask = np.array([[1], [0]]) * np.ones((2, 128), np.int32)
+    ours, pull_ours = jax.vjp(lambda q, k, v: interpreted(q, k, v, jnp.asarray(mask)), *inputs)
+    expected, pull = jax.vjp(lambda q, k, v: plain(q, k, v, np.ones_like(mask)), *inputs)
+    for a, b in zip((ours, *pull_ours(gradient)), (expected, *pull(gradient)), strict=True):
+        assert deviation(a, b) < 3e-6
+
+
+CONFIG = BertConfig(
+    vocab_size=90,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=48,
+    max_position_embeddings=128,
+    attention_probs_dropout_prob=0.0,
+    vocab_multiple=32,
+)
+
+
+def by_splash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models attend by splash, interpreted."""
+    monkeypatch.setattr(attention_module, "implementation", lambda *_: "splash")
+    monkeypatch.setattr(attention_module, "splash_attention", interpreted)
+
+
+def loss_and_gradient(config: BertConfig) -> tuple[jax.Array, Any]:
+    """Of a whole model with dropout on activations, at positions that are no padding."""
+    rng = np.random.default_rng(0)
+    batch = {
+        "input_ids": rng.integers(0, 90, (8, 128)),
+        "token_type_ids": rng.integers(0, 2, (8, 128)),
+        "attention_mask": masks(8, 128),
+        "masked_lm_positions": np.full((8, 3), [1, 4, 61]),
+    }
+    model = BertForPreTraining(config)
+    params = jax.jit(model.init)(jax.random.key(0), **batch)
+
+    @jax.jit
+    @jax.value_and_grad
+    def of(params: Any) -> jax.Array:
+        rngs = {"dropout": jax.random.key(1)}
+        outputs: Any = model.apply(params, **batch, deterministic=False, rngs=rngs)
+        return jax.nn.log_softmax(outputs["mlm_logits"])[..., 7].mean()
+
+    return of(params)
+
+
+@functools.cache
+def plain_loss_and_gradient() -> tuple[jax.Array, Any]:
+    return loss_and_gradient(CONFIG)
+
+
+def assert_same(found: tuple[jax.Array, Any], expected: tuple[jax.Array, Any]) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + 1e-7)
+
+
+def test_a_scanned_and_rematerialised_model_is_the_same_by_splash(monkeypatch):
+    expected = plain_loss_and_gradient()
+    by_splash(monkeypatch)
+    assert_same(loss_and_gradient(dataclasses.replace(CONFIG, remat="dots")), expected)
+
+
+@pytest.mark.slow
+def test_eight_devices_work_on_their_own_rows_and_heads(monkeypatch):
+    expected = plain_loss_and_gradient()
+    by_splash(monkeypatch)
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        assert_same(with_rules(loss_and_gradient)(CONFIG), expected)
+
+
+def on(platform: str, monkeypatch: pytest.MonkeyPatch, capability: str = "9.0") -> None:
+    """Let jax's devices be of another platform."""
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    device = types.SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+
+
+def test_auto_takes_what_pays_and_can(monkeypatch):
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    dropping = dataclasses.replace(config, attention_probs_dropout_prob=0.1)
+    on("cpu", monkeypatch)
+    assert implementation(config, 512, deterministic=False) == "xla"
+    on("tpu", monkeypatch)
+    assert implementation(config, 512, deterministic=False) == "splash"
+    assert implementation(config, 640, deterministic=False) == "splash"
+    assert implementation(config, 600, deterministic=False) == "xla"
+    assert implementation(config, 384, deterministic=False) == "xla"
+    assert implementation(dropping, 512, deterministic=False) == "xla"
+    assert implementation(dropping, 512, deterministic=True) == "splash"
+    on("gpu", monkeypatch)
+    assert implementation(config, 128, deterministic=False) == "cudnn"
+    assert implementation(dropping, 128, deterministic=False) == "xla"
+    assert implementation(CONFIG, 128, deterministic=False) == "xla"
+    for capability in ("7.5", "gfx90a"):
+        on("gpu", monkeypatch, capability)
+        assert implementation(config, 128, deterministic=False) == "xla"
+    plain_always = dataclasses.replace(config, attention="xla")
+    on("tpu", monkeypatch)
+    assert implementation(plain_always, 512, deterministic=False) == "xla"
+
+
+@pytest.mark.parametrize(
+    ("attention", "platform", "change", "told"),
+    [
+        ("splash", "cpu", {}, "splash runs on a TPU, and the devices are of the backend cpu"),
+        ("cudnn", "tpu", {}, "cudnn runs on a GPU, and the devices are of the backend tpu"),
+        ("splash", "tpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0"),
+        ("cudnn", "gpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0"),
+        ("cudnn", "gpu", {}, "needs config.model.dtype=bfloat16, not float32"),
+        ("cudnn", "gpu", {"dtype": "bfloat16", "num_attention_heads": 8}, "a multiple of 8 up to"),
+    ],
+)
+def test_a_wrong_choice_is_refused(attention, platform, change, told, monkeypatch):
+    config = dataclasses.replace(CONFIG, attention=attention, **change)
+    on(platform, monkeypatch)
+    with pytest.raises(UserError, match=told):
+        check_attention(config, platform)
+    with pytest.raises(UserError, match=told):
+        implementation(config, 128, deterministic=False)
+    if "dropout" in told:
+        assert implementation(dataclasses.replace(config, dtype="bfloat16"), 128, True) == attention
+
+
+def test_old_gpus_have_no_cudnn_attention(monkeypatch):
+    on("gpu", monkeypatch, "7.5")
+    config = dataclasses.replace(CONFIG, attention="cudnn", dtype="bfloat16")
+    with pytest.raises(UserError, match=r"compute capability 8\.0"):
+        check_attention(config, "gpu")
+
+
+def test_cudnn_attention_lowers_for_cuda(monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)  # none is here to ask
+    *inputs, gradient = operands((2, 4, 128, 64), "bfloat16")
+
+    mask = jnp.asarray(masks(2, 128))
+
+    def gradients(*inputs: jax.Array) -> Any:
+        context, pull = jax.vjp(lambda q, k, v: cudnn_attention(q, k, v, mask), *inputs)
+        return context, pull(gradient)
+
+    lowered = jax.jit(gradients).trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaScaleBiasSoftmax" in lowered
+    assert "__cudnn$fmhaScaleBiasSoftmaxBackward" in lowered

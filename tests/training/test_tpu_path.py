@@ -1,0 +1,41 @@
+"""What runs on a TPU, read from training steps compiled for one."""
+
+import dataclasses
+import re
+
+import pytest
+
+from bert_jax.config import BertConfig, Config, MeshConfig, Phase, model_size
+from bert_jax.planning.compile import compile_phase
+from bert_jax.planning.topologies import describe_devices, parse_topologies
+
+pytest.importorskip("libtpu", reason="TPU's compiler: pip install libtpu")
+MODEL = dataclasses.replace(
+    model_size("tiny"), vocab_size=1000, dtype="bfloat16", attention_probs_dropout_prob=0.0
+)
+
+
+def step_for_a_tpu(model: BertConfig, length: int) -> str:
+    """HLO text of the step for 8 sequences on a v5e:2x2, by fsdp=2 and tensor=2."""
+    (topology,) = parse_topologies("v5e:2x2")
+    config = Config(model=model, mesh=MeshConfig(data=1, fsdp=2, tensor=2))
+    phase = Phase(seq_len=length, batch_size=8, max_predictions=8)
+    return compile_phase(config, phase, describe_devices(topology)).text
+
+
+@pytest.mark.slow
+def test_splash_is_in_the_step_for_a_tpu_at_512():
+    program = step_for_a_tpu(MODEL, 512)
+    assert "splash_mha_fwd_segmented_residuals" in program
+    assert "splash_mha_dkv_segmented" in program
+    # A device works on its own rows and heads: 8 rows over fsdp=2, 2 heads over tensor=2.
+    assert "bf16[4,1,512,64]" in program
+    assert "bf16[8,2,512,64]" not in program
+
+
+@pytest.mark.slow
+def test_each_tpu_draws_its_own_part_of_the_hardware_s_bits():
+    model = dataclasses.replace(MODEL, dropout_bits="hardware", attention_probs_dropout_prob=0.1)
+    program = step_for_a_tpu(model, 128)
+    drawn = set(re.findall(r"= u32\[([\d,]+)\]\S* rng-bit-generator\(", program))
+    assert drawn == {"4,128,128", "4,1,128,128"}
