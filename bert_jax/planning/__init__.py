@@ -1,0 +1,1 @@
+"""What a run needs on a machine that nobody has paid for yet."""

@@ -1,0 +1,106 @@
+"""A step compiled ahead of time, for virtual devices of this machine."""
+
+import dataclasses
+
+import jax
+import pytest
+from small_run import get_config
+
+from bert_jax.config import MeshConfig
+from bert_jax.data.batch_shapes import batch_shapes
+from bert_jax.data.pipeline import open_examples
+from bert_jax.data.tokenization import load_tokenizer
+from bert_jax.errors import UserError
+from bert_jax.planning.compile import CompiledPhase, DoesNotFit, _compile_error, compile_phase
+from bert_jax.planning.hlo import collectives, flops
+from bert_jax.training.flops import step_flops
+
+
+@pytest.fixture(scope="module")
+def compiled() -> CompiledPhase:
+    """The first phase of a small run, over eight devices."""
+    config = get_config()
+    return compile_phase(config, config.phases[0], jax.devices())
+
+
+def test_the_batch_is_that_of_the_pipeline(shards):
+    config = get_config()
+    phase = config.phases[0]
+    examples = open_examples(
+        str(shards),
+        "train",
+        load_tokenizer(shards / "tokenizer"),
+        config.data,
+        seq_len=phase.seq_len,
+        max_predictions=phase.max_predictions,
+        seed=0,
+    )
+    batch = examples.batch(0, phase.batch_size)
+    expected = {name: (array.shape, array.dtype) for name, array in batch.items()}
+    assert batch_shapes(phase, next_sentence=True) == expected
+
+
+def test_memory_and_work_of_a_step_over_eight_devices(compiled):
+    config = get_config()
+    model = config.model
+    layer = 4 * 32 * 32 + 2 * 32 * 64 + 4 * 32 + 64 + 32 + 4 * 32
+    embeddings = (model.padded_vocab_size + 64 + 2) * 32 + 2 * 32
+    heads = 2 * (32 * 32 + 32) + 2 * 32 + model.padded_vocab_size + 2 * 32 + 2
+    parameters = 2 * layer + embeddings + heads
+    assert compiled.memory.parameters == 4 * parameters
+    assert compiled.memory.optimizer == pytest.approx(2 * 4 * parameters, abs=16)
+    assert compiled.memory.batch == 2 * 4 * (3 * 32 + 3 * 5 + 2)
+    assert compiled.memory.activations > 0
+    ratio = 8 * flops(compiled.text) / step_flops(model, config.phases[0])
+    assert 1 <= ratio <= 1.05
+    # Gradients are reduced once, in float32, of positions those that occur; scalars besides.
+    exchanged = collectives(compiled.text)
+    assert {found.kind for found in exchanged} == {"all-reduce"}
+    assert all(found.group_size == 8 for found in exchanged)
+    moved = sum(found.times * found.bytes for found in exchanged)
+    gradients = 4 * (parameters - (64 - 32) * 32)
+    assert gradients <= moved <= gradients + 100
+
+
+def test_what_is_sharded_takes_a_share_of_the_memory(compiled):
+    config = dataclasses.replace(get_config(), mesh=MeshConfig(data=2, fsdp=4))
+    whole = compiled.memory
+    sharded = compile_phase(config, config.phases[0], jax.devices()).memory
+    assert sharded.parameters < 0.5 * whole.parameters
+    assert sharded.optimizer < 0.5 * whole.optimizer
+    assert sharded.batch == whole.batch
+
+
+def test_a_mesh_or_batch_that_does_not_divide_is_refused():
+    config = get_config()
+    with pytest.raises(UserError, match="does not make 8 devices"):
+        compile_phase(
+            dataclasses.replace(config, mesh=MeshConfig(data=3)), config.phases[0], jax.devices()
+        )
+    small = dataclasses.replace(config.phases[0], batch_size=4)
+    with pytest.raises(UserError, match=r"the batch at length 32=4 .* multiple of 8"):
+        compile_phase(config, small, jax.devices())
+
+
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        (
+            "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+            "memory required for HLO temporaries (635.25G) exceeds available HBM (15.75G).",
+            635.25 * 2**30,
+        ),
+        ("RESOURCE_EXHAUSTED: Ran out of memory. Used 18.50M of 16.00M hbm.", 18.5 * 2**20),
+        ("RESOURCE_EXHAUSTED: too much", 0),
+    ],
+)
+def test_the_compiler_says_what_it_wanted(message, wanted):
+    error = _compile_error(RuntimeError(message))
+    assert isinstance(error, DoesNotFit)
+    assert error.wanted == wanted
+
+
+def test_another_failure_of_the_compiler_is_told():
+    error = _compile_error(RuntimeError("INTERNAL: it broke\nand how"))
+    assert isinstance(error, UserError)
+    assert "INTERNAL: it broke" in str(error)
