@@ -42,8 +42,8 @@ def one_process(shards, tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("count", "devices", "flags"),
     [
-        (2, 2, []),
-        (4, 1, []),
+        pytest.param(2, 2, [], marks=pytest.mark.exhaustive),
+        pytest.param(4, 1, [], marks=pytest.mark.exhaustive),
         (2, 2, ["--config.mesh.data=1", "--config.mesh.fsdp=2", "--config.mesh.tensor=2"]),
     ],
 )
@@ -62,8 +62,15 @@ def test_several_processes_train_as_one(shards, one_process, tmp_path, count, de
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [1, 0])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("how", "lost"),
+    [
+        (signal.SIGKILL, 1),
+        pytest.param(signal.SIGSTOP, 0, marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGKILL, 0, marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGSTOP, 1, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_lost_process_is_named_within_the_heartbeat(shards, tmp_path, how, lost):
     heartbeat = 10
     flags = [*ENDLESS, f"--config.limits.heartbeat={heartbeat}"]

@@ -27,7 +27,7 @@ from jax._src import distributed
 from jax.errors import JaxRuntimeError
 
 from bert_jax.config import LimitsConfig
-from bert_jax.errors import FAILURE_EXIT_CODE, UserError
+from bert_jax.errors import FAILURE_EXIT_CODE, UserError, print_error
 from bert_jax.training.stopping import RESUME_EXIT_CODE, StopRequest
 from bert_jax.training.watchdog import running_seconds
 
@@ -287,7 +287,7 @@ def _not_all_came(limits: LimitsConfig) -> NoReturn:
 
 def _print_failure(error: Exception) -> None:
     if isinstance(error, UserError):
-        print("error: " + " ".join(str(error).split()), file=sys.stderr)
+        print_error(error)
     else:
         traceback.print_exception(error)
 
