@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,14 +13,20 @@ from pathlib import Path
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    # Programs that run for a moment: the compiler's own optimising was a third of all time.
+    " --xla_backend_optimization_level=0"
 ).strip()
 # Fewer threads than twice the devices, and a collective on few cores waits for itself.
 os.environ["PJRT_NPROC"] = "32"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# The TPU's compiler is no TPU that two processes could fight for, or ask the network about.
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 
 import pytest
+from fake_cloud import Cloud
 from hypothesis import settings
 
 settings.register_profile("default", deadline=None)
@@ -31,6 +38,17 @@ COMPILED = tempfile.mkdtemp(prefix="bert_jax_compiled_")
 atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+
+
+SIGNALS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+@pytest.fixture(autouse=True)
+def signals_kept() -> Iterator[None]:
+    """A run takes the signals over for good; tests want them back."""
+    yield
+    for number, handler in SIGNALS.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +66,14 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from small_run import write_shards
 
     return write_shards(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[Cloud]:
+    """Google Cloud as the launch scripts see it, on this machine."""
+    cloud = Cloud(tmp_path)
+    yield cloud
+    cloud.close()
 
 
 @pytest.fixture

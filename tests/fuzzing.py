@@ -26,7 +26,7 @@ import pytest
 
 from bert_jax.errors import UserError
 
-INPUTS = [300, pytest.param(10_000, marks=pytest.mark.slow)]
+INPUTS = [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
 INPUT_SECONDS = 30.0  # of one input, on a busy machine; a common one takes a millisecond
 MEMORY = 1 << 30  # bytes of address space that all inputs together may add
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.flags import load_config
 
 ROOT = Path(__file__).parent.parent
@@ -17,8 +18,11 @@ MODULES = [path for path in FILES if path.is_relative_to(PACKAGE)]
 SHIPPED = [path for path in FILES if not path.is_relative_to(ROOT / "tests")]
 
 # Imports point one way: a module imports its own layer and those that stand after it here.
-ENTRY_POINT, TASKS, MIDDLE, MODELS, CONFIG, ERRORS = range(6)
+ENTRY_POINT, PREDICTION, TASKS, MIDDLE, MODELS, CONFIG, ERRORS = range(7)
 LAYER_OF_FOLDER = {
+    "prediction": PREDICTION,
+    "reporting": PREDICTION,
+    "planning": PREDICTION,
     "tasks": TASKS,
     "training": MIDDLE,
     "data": MIDDLE,
@@ -139,10 +143,11 @@ def test_test_files_have_names_of_their_own():
 def test_tests_mirror_the_package():
     for folder in (path for path in (ROOT / "tests").iterdir() if path.is_dir()):
         if any(folder.rglob("*.py")):
-            assert (PACKAGE / folder.name).is_dir(), folder.name
+            assert any((home / folder.name).is_dir() for home in (PACKAGE, ROOT)), folder.name
 
 
 RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("[!_]*.py"))
+FINETUNING = sorted(path.stem for path in (ROOT / "configs/finetune").glob("[!_]*.py"))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -150,10 +155,17 @@ def test_every_recipe_loads_and_validates(recipe: str):
     load_config(recipe).validate()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", FINETUNING)
+def test_every_recipe_of_fine_tuning_loads_and_validates(recipe: str):
+    config = load_config(recipe, FinetuneConfig)
+    config.init_from, config.task.train = "model", config.task.train or "train.tsv"
+    config.validate()
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, *(f"finetune/{name}" for name in FINETUNING)])
 def test_every_recipe_says_its_command(recipe: str):
     docstring = ast.get_docstring(ast.parse((ROOT / f"configs/{recipe}.py").read_text()))
-    assert f"--config={recipe}" in (docstring or "")
+    assert f"--config={Path(recipe).name}" in (docstring or "")
 
 
 def test_the_layers_catch_a_wrong_import():

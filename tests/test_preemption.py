@@ -45,12 +45,19 @@ def send(processes: Processes, draw: random.Random, number: signal.Signals, rank
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-def test_ten_of_ten_stops_save_the_step_that_is_told(shards, tmp_path, count):
-    """One run, stopped ten times: while it starts, compiles, trains, evaluates and saves."""
+@pytest.mark.parametrize(
+    ("count", "stops"),
+    [
+        (2, 5),
+        pytest.param(2, 10, marks=pytest.mark.exhaustive),
+        pytest.param(1, 10, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_every_stop_saves_the_step_that_is_told(shards, tmp_path, count, stops):
+    """One run, stopped again and again: it starts, compiles, trains, evaluates, saves."""
     directory, draw = tmp_path / "run", random.Random(count)
     slowest = 0.0
-    for stop in range(10):
+    for stop in range(stops):
         number = (signal.SIGTERM, signal.SIGINT)[stop % 2]
         rank = stop // 2 % count
         before = last_step(directory)
@@ -80,7 +87,14 @@ def test_ten_of_ten_stops_save_the_step_that_is_told(shards, tmp_path, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "rank", "number"), [(1, 0, 15), (2, 0, 2), (2, 1, 15)])
+@pytest.mark.parametrize(
+    ("count", "rank", "number"),
+    [
+        pytest.param(1, 0, 15, marks=pytest.mark.exhaustive),
+        pytest.param(2, 0, 2, marks=pytest.mark.exhaustive),
+        (2, 1, 15),
+    ],
+)
 def test_a_stop_while_data_are_prepared(tmp_path, monkeypatch, count, rank, number):
     """Nothing is there to save yet: one line, and no process is left behind."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
