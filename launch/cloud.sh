@@ -26,6 +26,16 @@ take() {
   esac
 }
 
+# Whether help is asked for; what follows -- is for train.
+wants_help() {
+  local argument
+  for argument in "$@"; do
+    if [[ $argument == -- ]]; then return 1; fi
+    if [[ $argument == --help || $argument == -h ]]; then return; fi
+  done
+  return 1
+}
+
 # Prints the words of a command so that a shell reads them as they are; for people too, so that a
 # word is quoted only where it must be.
 quoted() {

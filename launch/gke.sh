@@ -147,13 +147,10 @@ watch() {
   return 1
 }
 
-for argument in "$@"; do
-  if [[ $argument == -- ]]; then break; fi
-  if [[ $argument == --help || $argument == -h ]]; then
-    help
-    exit
-  fi
-done
+if wants_help "$@"; then
+  help
+  exit
+fi
 command=${1:-}
 [[ $command =~ ^(render|run|resume|watch|logs|stop|delete)$ ]] ||
   fail "${command:-nothing}: must be render, run, resume, watch, logs, stop or delete (see --help)"

@@ -205,13 +205,10 @@ run() {
   return 1
 }
 
-for argument in "$@"; do
-  if [[ $argument == -- ]]; then break; fi
-  if [[ $argument == --help || $argument == -h ]]; then
-    help
-    exit
-  fi
-done
+if wants_help "$@"; then
+  help
+  exit
+fi
 command=${1:-}
 [[ $command =~ ^(create|run|resume|watch|logs|stop|delete)$ ]] ||
   fail "${command:-nothing}: must be create, run, resume, watch, logs, stop or delete (see --help)"

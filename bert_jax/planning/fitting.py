@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_jax.config import Config, Phase
 from bert_jax.planning.compile import DoesNotFit, compile_phase
-from bert_jax.training.sharding import make_mesh
+from bert_jax.training.sharding import batch_parts, make_mesh
 
 # From cheap to expensive: what the backward pass computes again.
 _REMAT = ("none", "dots", "full")
@@ -34,8 +34,7 @@ def largest_batch(
       limit: bytes of a device.
       taken: of the phase as it is.
     """
-    mesh = make_mesh(config.mesh, devices)
-    rows = mesh.shape["data"] * mesh.shape["fsdp"] * config.optimizer.accumulate
+    rows = batch_parts(make_mesh(config.mesh, devices)) * config.optimizer.accumulate
     batch = phase.batch_size // rows
 
     def memory(batch: int) -> float:
@@ -69,8 +68,7 @@ def remedies(
         if taken <= limit:
             found[f"--config.model.remat={remat}"] = taken
             break
-    mesh = make_mesh(config.mesh, devices)
-    rows = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = batch_parts(make_mesh(config.mesh, devices))
     count = 2 * config.optimizer.accumulate
     while phase.batch_size % (rows * count) == 0:
         optimizer = dataclasses.replace(config.optimizer, accumulate=count)

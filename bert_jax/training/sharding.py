@@ -93,7 +93,7 @@ def check_mesh(config: RunConfig, batch_sizes: Mapping[str, int], mesh: Mesh) ->
     Raises:
       UserError: naming the field and what it must be a multiple of.
     """
-    rows = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = batch_parts(mesh)
     for name, size in batch_sizes.items():
         if size // config.optimizer.accumulate % rows:
             raise UserError(
@@ -155,6 +155,11 @@ def _is_matrix(axes: Sequence[str | None], shape: Sequence[int]) -> bool:
 def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The mesh axes of an entry of a PartitionSpec."""
     return (entry,) if isinstance(entry, str) else entry or ()
+
+
+def batch_parts(mesh: Mesh) -> int:
+    """The number of parts that a batch is cut into, which must divide it."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
