@@ -50,6 +50,7 @@ EXTRAS = {
         *PEERS,
         "pytest>=9.2",
         "pytest-timeout>=2.4",  # a hung collective ends the run and shows every thread's stack
+        "pytest-xdist>=3.8",  # two workers run the suite in little more than half of the time
         "hypothesis>=6.170",  # property tests
         f"libtpu>=0.0.42; {X86_LINUX}",  # compiles for TPUs that are not here
         "safetensors>=0.8",  # peers' weights in files

@@ -8,7 +8,8 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
 bash launch/test.sh [--slow] [PYTEST ARGUMENT ...]
 
 Makes .venv in the checkout, installs the package with its test extra there, and runs pytest in the
-root of the checkout with the arguments given. Tests marked slow run with --slow only.
+root of the checkout with the arguments given. Tests marked slow run with --slow only. Two workers
+share the tests; -n 0 runs them one after the other, as -s and --pdb want it.
 
 Environment: PYTHON, the interpreter to make .venv with (default: the newest of 3.11 to 3.13);
 BERT_JAX_TEST_DATA, a folder of real text and vocabularies, without which some tests are skipped.
@@ -23,4 +24,5 @@ if [[ ${1:-} == --slow ]]; then
 fi
 install "[test]"
 cd "$ROOT"
-exec "$VENV/bin/python" -m pytest ${marks[@]+"${marks[@]}"} "$@"
+# A test seldom keeps more than one core busy; more workers would meet the tests' time limits.
+exec "$VENV/bin/python" -m pytest -n 2 --dist worksteal "${marks[@]}" "$@"
