@@ -9,48 +9,18 @@ pairs, no truncation, no exact counts.
 """
 
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.batches import PREDICTIONS, VOCAB, random_examples
 from bert_jax.config import DataConfig
-from bert_jax.data.pairs import open_plan
-from bert_jax.data.pipeline import PairExamples, open_examples, train_dataset
-from bert_jax.data.shards import build_shard
+from bert_jax.data.pipeline import open_examples, train_dataset
 from bert_jax.data.tokenization import load_tokenizer
 
-BATCH, STEPS, VOCAB = 256, 60, 30522
-
-
-@dataclass
-class Pieces:
-    """A vocabulary in which every fifth piece continues a word."""
-
-    vocab_size: int = VOCAB
-    pad_id: int = 0
-    cls_id: int = 2
-    sep_id: int = 3
-    mask_id: int = 4
-    starts_word: np.ndarray = field(default_factory=lambda: np.arange(VOCAB) % 5 > 0)
-
-
-def random_examples(seq_len: int, max_predictions: int, data: DataConfig) -> PairExamples:
-    """Documents of 1 to 60 sentences of 3 to 50 pieces each, about 3 million in all."""
-    rng = np.random.default_rng(0)
-    documents = [
-        [rng.integers(5, VOCAB, rng.integers(3, 50)) for _ in range(rng.integers(1, 60))]
-        for _ in range(4000)
-    ]
-    shards = [build_shard(documents, VOCAB)]
-    with tempfile.TemporaryDirectory() as directory:
-        plan = open_plan(directory, "", shards, data, seq_len, 0)
-    return PairExamples(
-        shards, plan, Pieces(), data, seq_len=seq_len, max_predictions=max_predictions, seed=0
-    )
+BATCH, STEPS = 256, 60
 
 
 def pad_and_mask(rows: list[list[int]], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -82,11 +52,11 @@ def best_seconds(work: Callable[[int], object]) -> float:
 def main() -> None:
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     print("length  words   one thread      tf.data  reference   one thread / reference")
-    for seq_len, max_predictions in ((128, 20), (512, 76)):
+    for seq_len, max_predictions in PREDICTIONS.items():
         for whole_word in (False, True):
             data = DataConfig(whole_word=whole_word)
             if directory is None:
-                examples = random_examples(seq_len, max_predictions, data)
+                examples = random_examples(seq_len, data)
             else:
                 examples = open_examples(
                     directory,

@@ -1,0 +1,150 @@
+"""Contenders measured side by side: a process each, taking turns, several rounds.
+
+A machine that others share is slower at one moment than at the next; contenders that take turns are
+slowed alike, and their ratio stays.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parent.parent
+# Of one contender's turn: long against a switch of tasks, short against a neighbour's job.
+SECONDS_A_TURN = 1.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Work to be measured.
+
+    Attributes:
+      name: of its row in the table.
+      module: as `benchmarks.worker` takes it.
+      settings: of the module's `prepare`.
+      environment: variables of the process, beside those of this one.
+    """
+
+    name: str
+    module: str
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a contender took.
+
+    Attributes:
+      name: of the contender.
+      seconds: of one work in each round.
+      rival_seconds: of the rival's work in the same rounds.
+      ready: seconds until the first work was done, imports and compilation included.
+      memory: peak of the process in bytes.
+    """
+
+    name: str
+    seconds: list[float]
+    rival_seconds: dict[str, list[float]]
+    ready: float
+    memory: int
+
+    def ratios(self, rival: str) -> list[float]:
+        """How many times as long as the rival it took, round by round."""
+        return [a / b for a, b in zip(self.seconds, self.rival_seconds[rival], strict=True)]
+
+
+class Worker:
+    """The process of a contender, ready to work."""
+
+    def __init__(self, contender: Contender) -> None:
+        """Start it, and wait until it has done its work once.
+
+        Raises:
+          RuntimeError: it ended; its messages are on standard error.
+        """
+        self.name = contender.name
+        arguments = [contender.module, json.dumps(dict(contender.settings))]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | dict(contender.environment),
+        )
+        try:
+            self.ready = self._answer()
+            self.repeats = max(1, round(SECONDS_A_TURN / self.seconds(1)))
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def seconds(self, repeats: int | None = None) -> float:
+        """Work, by default as often as fills a turn; the seconds of one work."""
+        repeats = repeats or self.repeats
+        assert self._process.stdin
+        self._process.stdin.write(f"{repeats}\n")
+        self._process.stdin.flush()
+        return self._answer() / repeats
+
+    def peak_memory(self) -> int:
+        """End the process; its peak in bytes."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        memory = self._answer()
+        self._process.wait()
+        return memory
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended with code {self._process.wait()}, see above")
+        return json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def contest(ours: Sequence[Contender], peers: Sequence[Contender], rounds: int) -> list[Result]:
+    """Measure each peer in turns with all of ours; a peer's process ends before the next begins.
+
+    Returns:
+      Of ours, then of the peers. A peer's `rival_seconds` are those of each of ours in its rounds.
+    """
+    results = []
+    with ExitStack() as stack:
+        own = [stack.enter_context(Worker(contender)) for contender in ours]
+        taken: dict[str, list[float]] = {worker.name: [] for worker in own}
+        for peer in peers:
+            print(f"  {peer.name}", file=sys.stderr, flush=True)
+            with Worker(peer) as worker:
+                seconds: list[float] = []
+                beside: dict[str, list[float]] = {rival.name: [] for rival in own}
+                for _ in range(rounds):
+                    for rival in own:
+                        beside[rival.name].append(rival.seconds())
+                    seconds.append(worker.seconds())
+                results.append(
+                    Result(peer.name, seconds, beside, worker.ready, worker.peak_memory())
+                )
+            for name, more in beside.items():
+                taken[name].extend(more)
+        mine = [Result(w.name, taken[w.name], {}, w.ready, w.peak_memory()) for w in own]
+    return mine + results
+
+
+def median_and_spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, least and greatest."""
+    return statistics.median(values), min(values), max(values)

@@ -1,0 +1,70 @@
+"""python -m benchmarks.run: this project beside what one would run instead, on the same work.
+
+Contenders take turns in processes of their own; what is told is medians of several rounds, with the
+least and the greatest, as ratios to ours in the same rounds. Writes SUITE.json and SUITE.md.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import training_step
+from bert_jax.errors import run_main
+from bert_jax.flags import Parser
+
+SUITES = {"cpu": ("cpu", training_step), "gpu": ("cuda", training_step)}
+LIBRARIES = ("jax", "flax", "torch", "transformers", "tokenizers", "numpy")
+
+
+def machine() -> dict[str, Any]:
+    """What figures depend on: processor, cores, versions, commit."""
+    cpuinfo = Path("/proc/cpuinfo")
+    models = [
+        line.partition(":")[2].strip()
+        for line in (cpuinfo.read_text().splitlines() if cpuinfo.exists() else ())
+        if line.startswith("model name")
+    ]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
+    return {
+        "processor": models[0] if models else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
+        "commit": commit.stdout.strip(),
+    }
+
+
+def main() -> None:
+    """Run a suite, and write what came of it."""
+    parser = Parser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("--suite", required=True, choices=SUITES)
+    parser.add_argument("--quick", action="store_true", help="the smallest case: does it work?")
+    parser.add_argument("--output", type=Path, default=Path("."), metavar="DIR")
+    arguments = parser.parse_args()
+    device, suite = SUITES[arguments.suite]
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    stem = arguments.output / arguments.suite
+    records = []
+    for record in suite.run(device, arguments.quick):
+        # What is measured is kept, whatever comes of the rest.
+        records.append(record)
+        stem.with_suffix(".json").write_text(
+            json.dumps({"machine": machine(), "records": records}, indent=1) + "\n"
+        )
+        stem.with_suffix(".md").write_text(suite.table(records) + "\n")
+    print(stem.with_suffix(".md").read_text())
+    print(f"written: {stem}.json, {stem}.md", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,83 @@
+"""The same step in PyTorch: BertForPreTraining of `transformers`, and a fairer variant of it.
+
+`head="full"` is the model as it comes, whose masked-LM head works on every position, trained with
+AdamW as it comes. `head="masked"` is the same model with the head on the predicted positions alone,
+as the original code has it, and the fused AdamW.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+
+from benchmarks.batches import read_batch
+from bert_jax.config import model_size
+
+
+def prepare(
+    size: str, seq_len: int, batch: str, dtype: str, head: str, compiled: bool, device: str = "cpu"
+) -> Callable[[], Any]:
+    """A function that takes one step, and waits for it."""
+    del seq_len  # the batch has it
+    arrays = {name: torch.from_numpy(a).to(device) for name, a in read_batch(batch).items()}
+    sizes = model_size(size)
+    config = transformers.BertConfig(
+        hidden_size=sizes.hidden_size,
+        num_hidden_layers=sizes.num_hidden_layers,
+        num_attention_heads=sizes.num_attention_heads,
+        intermediate_size=sizes.intermediate_size,
+    )
+    model: Any = transformers.BertForPreTraining(config)
+    model.to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=head == "masked" or None)
+    loss_of = _full_head(model, arrays) if head == "full" else _masked_head(model, arrays)
+    if compiled:
+        mode = "max-autotune" if device == "cuda" else None
+        loss_of = torch.compile(loss_of, mode=mode)
+
+    def work() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
+            loss = loss_of()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
+
+    return work
+
+
+def _inputs(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: arrays[name].long() for name in ("input_ids", "token_type_ids", "attention_mask")}
+
+
+def _full_head(model: Any, arrays: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
+    inputs = _inputs(arrays)
+    labels = torch.full_like(inputs["input_ids"], -100)
+    real = arrays["masked_lm_weights"] > 0
+    rows = torch.arange(len(labels), device=labels.device)[:, None].expand_as(real)
+    labels[rows[real], arrays["masked_lm_positions"].long()[real]] = arrays["masked_lm_ids"].long()[
+        real
+    ]
+    next_sentence = arrays["next_sentence_labels"].long()
+    return lambda: model(**inputs, labels=labels, next_sentence_label=next_sentence).loss
+
+
+def _masked_head(model: Any, arrays: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
+    inputs = _inputs(arrays)
+    positions = arrays["masked_lm_positions"].long()[..., None]
+    weights = arrays["masked_lm_weights"].flatten()
+    targets = arrays["masked_lm_ids"].long().flatten()
+    next_sentence = arrays["next_sentence_labels"].long()
+
+    def loss() -> torch.Tensor:
+        hidden, pooled = model.bert(**inputs, return_dict=False)[:2]
+        gathered = hidden.gather(1, positions.expand(-1, -1, hidden.shape[-1]))
+        logits = model.cls.predictions(gathered).flatten(0, 1).float()
+        nll = cross_entropy(logits, targets, reduction="none")
+        pair = cross_entropy(model.cls.seq_relationship(pooled).float(), next_sentence)
+        return (nll * weights).sum() / weights.sum() + pair
+
+    return loss

@@ -1,0 +1,113 @@
+"""Suite `cpu` and `gpu`: a pretraining step, forward, backward and optimizer, beside PyTorch's.
+
+Dropout is on, lengths are real. The peers are `transformers` as it comes, its head on every
+position, and the same model with the head on the predicted positions alone, eager and compiled, in
+float32 and bfloat16 (autocast).
+"""
+
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.batches import write_batch
+from benchmarks.contest import Contender, Result, contest, median_and_spread
+
+DTYPES = ("float32", "bfloat16")
+# Sequences a step, so that a step of the slowest takes some seconds on two cores.
+CPU_BATCHES = {
+    ("tiny", 128): 32,
+    ("tiny", 512): 8,
+    ("mini", 128): 32,
+    ("mini", 512): 8,
+    ("small", 128): 16,
+    ("small", 512): 4,
+    ("base", 128): 8,
+    ("base", 512): 2,
+}
+QUICK_BATCHES = {("tiny", 128): 8}
+GPU_BATCHES = {("base", 128): 256, ("base", 512): 64, ("large", 128): 128, ("large", 512): 32}
+# What launch/environment.sh sets for a process on a CPU: to PyTorch's good too.
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
+
+def peers(settings: dict[str, Any], device: str, quick: bool) -> Iterator[Contender]:
+    """PyTorch as it comes; then the fair one with its allocator tuned, where that is the CPU's."""
+    for head, dtype, compiled in itertools.product(("full", "masked"), DTYPES, (False, True)):
+        if (quick and compiled) or (device == "cuda" and dtype == "float32"):
+            continue
+        tuned = ALLOCATOR if head == "masked" and device == "cpu" else {}
+        mode = "compiled" if compiled else "eager"
+        yield Contender(
+            f"PyTorch, {head} head, {mode}, {dtype}",
+            "benchmarks.step_torch",
+            settings | {"head": head, "dtype": dtype, "compiled": compiled, "device": device},
+            tuned,
+        )
+
+
+def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
+    """A record for each size and length."""
+    batches = QUICK_BATCHES if quick else CPU_BATCHES if device == "cpu" else GPU_BATCHES
+    rounds = 2 if quick else 5
+    for (size, seq_len), batch_size in batches.items():
+        print(f"{size} at {seq_len}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "batch.npz"
+            tokens = write_batch(file, seq_len, batch_size)
+            settings = {"size": size, "seq_len": seq_len, "batch": str(file)}
+            ours = [
+                Contender(
+                    dtype,
+                    "benchmarks.step_jax",
+                    settings | {"dtype": dtype},
+                    ALLOCATOR | {"JAX_PLATFORMS": device},
+                )
+                for dtype in (DTYPES if device == "cpu" else DTYPES[1:])
+            ]
+            results = contest(ours, list(peers(settings, device, quick)), rounds)
+        yield {
+            "size": size,
+            "seq_len": seq_len,
+            "batch_size": batch_size,
+            "tokens": tokens,
+            "results": [record(result) for result in results],
+        }
+
+
+def record(result: Result) -> dict[str, Any]:
+    """What a table shows of a contender: medians, and the least and greatest of its rounds."""
+    return {
+        "name": result.name,
+        "seconds": median_and_spread(result.seconds),
+        "ratio": {rival: median_and_spread(result.ratios(rival)) for rival in result.rival_seconds},
+        "ready": result.ready,
+        "memory": result.memory,
+    }
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Markdown: how many times as long as ours each peer takes, with ours in the same dtype."""
+    lines = [
+        "| size, length, batch | contender | ms a step | times ours (float32) | times ours "
+        "(bfloat16) | GiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in records:
+        name = f"{case['size']} at {case['seq_len']}, {case['batch_size']}"
+        for result in case["results"]:
+            cells = [name, result["name"], f"{result['seconds'][0] * 1e3:.0f}"]
+            cells += [_ratio(result["ratio"].get(dtype)) for dtype in DTYPES]
+            cells.append(f"{result['memory'] / 2**30:.2f}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _ratio(values: tuple[float, float, float] | None) -> str:
+    return "{:.2f} ({:.2f} to {:.2f})".format(*values) if values else ""
