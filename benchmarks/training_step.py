@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.batches import write_batch
 from benchmarks.contest import Contender, Result, contest, median_and_spread
+from bert_jax import allocator
 
 DTYPES = ("float32", "bfloat16")
 # Sequences a step, so that a step of the slowest takes some seconds on two cores.
@@ -28,13 +29,6 @@ CPU_BATCHES = {
 }
 QUICK_BATCHES = {("tiny", 128): 8}
 GPU_BATCHES = {("base", 128): 256, ("base", 512): 64, ("large", 128): 128, ("large", 512): 32}
-# What launch/environment.sh sets for a process on a CPU: to PyTorch's good too.
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-}
 
 
 def peers(settings: dict[str, Any], device: str, quick: bool) -> Iterator[Contender]:
@@ -42,7 +36,7 @@ def peers(settings: dict[str, Any], device: str, quick: bool) -> Iterator[Conten
     for head, dtype, compiled in itertools.product(("full", "masked"), DTYPES, (False, True)):
         if (quick and compiled) or (device == "cuda" and dtype == "float32"):
             continue
-        tuned = ALLOCATOR if head == "masked" and device == "cpu" else {}
+        tuned = allocator.SETTINGS if head == "masked" and device == "cpu" else {}
         mode = "compiled" if compiled else "eager"
         yield Contender(
             f"PyTorch, {head} head, {mode}, {dtype}",
@@ -67,7 +61,7 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
                     dtype,
                     "benchmarks.step_jax",
                     settings | {"dtype": dtype},
-                    ALLOCATOR | {"JAX_PLATFORMS": device},
+                    allocator.SETTINGS | {"JAX_PLATFORMS": device},
                 )
                 for dtype in (DTYPES if device == "cpu" else DTYPES[1:])
             ]

@@ -6,6 +6,7 @@ model, which predict and transformers load. The same command on the same directo
 
 import sys
 
+from bert_jax.allocator import restart_with_allocator
 from bert_jax.errors import UserError, run_main
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.flags import Parser, parse
@@ -42,6 +43,7 @@ def main() -> None:
     )
     arguments, config = parse(parser, schema=FinetuneConfig)
     directory = arguments.workdir
+    restart_with_allocator()
     # Only now, for it takes seconds: --help and mistakes are answered at once.
     if arguments.sweep is None:
         from bert_jax.finetuning import finetune

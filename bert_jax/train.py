@@ -6,6 +6,7 @@ command on the same directory goes on from its newest checkpoint.
 
 import sys
 
+from bert_jax.allocator import restart_with_allocator
 from bert_jax.errors import run_main
 from bert_jax.flags import Parser, parse
 from bert_jax.training.clock import Clock, process_age
@@ -28,6 +29,7 @@ def main() -> None:
     exit_at_signals()
     parser = Parser(prog="python -m bert_jax.train", description=__doc__, epilog=_EXAMPLES)
     arguments, config = parse(parser)
+    restart_with_allocator()
     # Only now, for it takes seconds: --help and mistakes are answered at once.
     from bert_jax.pretraining import train
 

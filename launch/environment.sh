@@ -53,17 +53,6 @@ install() {
 # A value that the user has set stays.
 set_default() { export "$1=${!1:-$2}"; }
 
-# On a CPU the arrays of each step are freed and allocated again. glibc gives large ones back to the
-# system every time; kept, and on huge pages, they make a step of a small model 1.3 to 1.5 times as
-# fast (both together: either alone does nothing). glibc reads these at process start only.
-set_allocator() {
-  if [[ $(uname -s) != Linux || ${JAX_PLATFORMS:-cpu} != cpu ]]; then return; fi
-  set_default MALLOC_MMAP_THRESHOLD_ $((1 << 32))
-  set_default MALLOC_TRIM_THRESHOLD_ $((1 << 34))
-  set_default MALLOC_TOP_PAD_ $((1 << 28))
-  set_default GLIBC_TUNABLES glibc.malloc.hugetlb=1
-}
-
 # Virtual CPU devices (XLA_FLAGS=--xla_force_host_platform_device_count=8) wait for one another in
 # collectives, and hang unless the backend has at least two threads for each.
 set_virtual_devices() {

@@ -17,7 +17,6 @@ HELP
 fi
 
 install ""
-set_allocator
 set_virtual_devices
 config=(--config=tiny)
 for argument in "$@"; do

@@ -40,7 +40,6 @@ done
 
 install ""
 set_default JAX_PLATFORMS cpu
-set_allocator
 set_virtual_devices
 
 free_port() {

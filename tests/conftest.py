@@ -18,6 +18,8 @@ os.environ["XLA_FLAGS"] = (
 ).strip()
 # Fewer threads than twice the devices, and a collective on few cores waits for itself.
 os.environ["PJRT_NPROC"] = "32"
+# A process that starts itself again costs tests their time.
+os.environ["BERT_JAX_ALLOCATOR"] = "default"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
