@@ -8,8 +8,8 @@ if [[ ${1:-} == --help || ${1:-} == -h ]]; then
 bash launch/test.sh [--slow] [PYTEST ARGUMENT ...]
 
 Makes .venv in the checkout, installs the package with its test extra there, and runs pytest in the
-root of the checkout with the arguments given. Tests marked slow run with --slow only. Two workers
-share the tests; -n 0 runs them one after the other, as -s and --pdb want it.
+root of the checkout with the arguments given. Two workers share the tests; -n 0 runs them one after
+the other, as -s and --pdb want it. --slow runs the tests marked slow instead, always in this way.
 
 Environment: PYTHON, the interpreter to make .venv with (default: the newest of 3.11 to 3.13);
 BERT_JAX_TEST_DATA, a folder of real text and vocabularies, without which some tests are skipped.
@@ -17,12 +17,13 @@ HELP
   exit
 fi
 
-marks=(-m "not slow")
+# A test seldom keeps more than one core busy; more workers would meet the tests' time limits.
+options=(-m "not slow" -n 2 --dist worksteal)
 if [[ ${1:-} == --slow ]]; then
-  marks=(-m "not exhaustive")
+  # Their processes wait for one another, which on busy cores takes several times as long.
+  options=(-m "slow and not exhaustive" -n 0)
   shift
 fi
 install "[test]"
 cd "$ROOT"
-# A test seldom keeps more than one core busy; more workers would meet the tests' time limits.
-exec "$VENV/bin/python" -m pytest -n 2 --dist worksteal "${marks[@]}" "$@"
+exec "$VENV/bin/python" -m pytest "${options[@]}" "$@"

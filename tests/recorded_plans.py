@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -70,19 +71,20 @@ def measure(case: tuple[str, int, str]) -> dict[str, Any]:
     }
 
 
-def compiling_processes(count: int) -> ProcessPoolExecutor:
-    """Processes that know nothing of this one's devices, for `measure`."""
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+def measure_all() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each case's name and what `measure` says of it, in their order."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(_PROCESSES, mp_context=context) as pool:
+        yield from zip(map(name_of, CASES), pool.map(measure, CASES), strict=True)
 
 
 def main() -> None:
     """Record every case; what is done is written as it comes."""
     recorded = {}
-    with compiling_processes(_PROCESSES) as pool:
-        for case, found in zip(CASES, pool.map(measure, CASES), strict=True):
-            recorded[name_of(case)] = found
-            RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")
-            print(f"{name_of(case)}: {found['bytes'] / 2**30:.2f} GiB a device", flush=True)
+    for name, found in measure_all():
+        recorded[name] = found
+        RECORDED.write_text(json.dumps(recorded, indent=1) + "\n")
+        print(f"{name}: {found['bytes'] / 2**30:.2f} GiB a device", flush=True)
 
 
 if __name__ == "__main__":
