@@ -34,7 +34,9 @@ GPU_BATCHES = {("base", 128): 256, ("base", 512): 64, ("large", 128): 128, ("lar
 def peers(settings: dict[str, Any], device: str, quick: bool) -> Iterator[Contender]:
     """PyTorch as it comes; then the fair one with its allocator tuned, where that is the CPU's."""
     for head, dtype, compiled in itertools.product(("full", "masked"), DTYPES, (False, True)):
-        if (quick and compiled) or (device == "cuda" and dtype == "float32"):
+        if quick and (compiled or (head == "full") == (dtype == "bfloat16")):
+            continue
+        if device == "cuda" and dtype == "float32":
             continue
         tuned = allocator.SETTINGS if head == "masked" and device == "cpu" else {}
         mode = "compiled" if compiled else "eager"

@@ -7,7 +7,7 @@ from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.encoder import BertModel
-from bert_jax.models.layers import Projection, activation, constant, layer_norm
+from bert_jax.models.layers import Projection, activation, constant, layer_norm, plus_bias
 from bert_jax.models.word_table import WordTable, word_logits
 
 # Logit of the rows that pad the embedding table: their probability is 0 in float32.
@@ -40,7 +40,7 @@ class Predictions(nn.Module):
         transformed_BPD = PredictionTransform(c, name="transform")(hidden)
         bias_V = self.param("output_bias", constant(0, ("vocab",)), (c.padded_vocab_size,))
         bias_V = jnp.where(jnp.arange(c.padded_vocab_size) < c.vocab_size, bias_V, PADDED_LOGIT)
-        logits_BPV = word_logits(c.dtype, word_table, transformed_BPD) + bias_V
+        logits_BPV = plus_bias(word_logits(c.dtype, word_table, transformed_BPD), bias_V)
         return with_logical_constraint(logits_BPV, ("batch", None, "vocab"))
 
 
