@@ -4,20 +4,27 @@ Contenders take turns in processes of their own; what is told is medians of seve
 least and the greatest, as ratios to ours in the same rounds. Writes SUITE.json and SUITE.md.
 """
 
+import functools
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import training_step
+from benchmarks import inference, training_step
+from benchmarks.tables import table
 from bert_jax.errors import run_main
 from bert_jax.flags import Parser
 
-SUITES = {"cpu": ("cpu", training_step), "gpu": ("cuda", training_step)}
+SUITES: dict[str, Callable[[bool], Iterator[dict[str, Any]]]] = {
+    "cpu": functools.partial(training_step.run, "cpu"),
+    "gpu": functools.partial(training_step.run, "cuda"),
+    "inference": inference.run,
+}
 LIBRARIES = ("jax", "flax", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -51,17 +58,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the smallest case: does it work?")
     parser.add_argument("--output", type=Path, default=Path("."), metavar="DIR")
     arguments = parser.parse_args()
-    device, suite = SUITES[arguments.suite]
     arguments.output.mkdir(parents=True, exist_ok=True)
     stem = arguments.output / arguments.suite
     records = []
-    for record in suite.run(device, arguments.quick):
+    for record in SUITES[arguments.suite](arguments.quick):
         # What is measured is kept, whatever comes of the rest.
         records.append(record)
         stem.with_suffix(".json").write_text(
             json.dumps({"machine": machine(), "records": records}, indent=1) + "\n"
         )
-        stem.with_suffix(".md").write_text(suite.table(records) + "\n")
+        stem.with_suffix(".md").write_text(table(records) + "\n")
     print(stem.with_suffix(".md").read_text())
     print(f"written: {stem}.json, {stem}.md", file=sys.stderr)
 

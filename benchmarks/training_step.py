@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.batches import write_batch
-from benchmarks.contest import Contender, Result, contest, median_and_spread
+from benchmarks.contest import Contender, contest
+from benchmarks.tables import record
 from bert_jax import allocator
 
 DTYPES = ("float32", "bfloat16")
@@ -60,7 +61,7 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
             settings = {"size": size, "seq_len": seq_len, "batch": str(file)}
             ours = [
                 Contender(
-                    dtype,
+                    f"ours, {dtype}",
                     "benchmarks.step_jax",
                     settings | {"dtype": dtype},
                     allocator.SETTINGS | {"JAX_PLATFORMS": device},
@@ -69,41 +70,7 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
             ]
             results = contest(ours, list(peers(settings, device, quick)), rounds)
         yield {
-            "size": size,
-            "seq_len": seq_len,
-            "batch_size": batch_size,
+            "name": f"{size} at {seq_len}, batch {batch_size}",
             "tokens": tokens,
             "results": [record(result) for result in results],
         }
-
-
-def record(result: Result) -> dict[str, Any]:
-    """What a table shows of a contender: medians, and the least and greatest of its rounds."""
-    return {
-        "name": result.name,
-        "seconds": median_and_spread(result.seconds),
-        "ratio": {rival: median_and_spread(result.ratios(rival)) for rival in result.rival_seconds},
-        "ready": result.ready,
-        "memory": result.memory,
-    }
-
-
-def table(records: list[dict[str, Any]]) -> str:
-    """Markdown: how many times as long as ours each peer takes, with ours in the same dtype."""
-    lines = [
-        "| size, length, batch | contender | ms a step | times ours (float32) | times ours "
-        "(bfloat16) | GiB |",
-        "|---|---|---|---|---|---|",
-    ]
-    for case in records:
-        name = f"{case['size']} at {case['seq_len']}, {case['batch_size']}"
-        for result in case["results"]:
-            cells = [name, result["name"], f"{result['seconds'][0] * 1e3:.0f}"]
-            cells += [_ratio(result["ratio"].get(dtype)) for dtype in DTYPES]
-            cells.append(f"{result['memory'] / 2**30:.2f}")
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _ratio(values: tuple[float, float, float] | None) -> str:
-    return "{:.2f} ({:.2f} to {:.2f})".format(*values) if values else ""

@@ -5,6 +5,7 @@ As a recipe: `--config=tests/small_run.py --config.data.dir=SHARDS`.
 
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from bert_jax.training.seal import read_seal
 ROOT = Path(__file__).parent.parent
 WORDS = ("river", "stone", "light", "walks", "under", "small", "green", "bird", "house", "sees")
 STEPS = (8, 4)
+# Seconds after which a run of one's own is a hang, on a machine that others keep busy too.
+LONG = 500
 
 
 def get_config(arg: str | None = None) -> Config:
@@ -47,6 +50,11 @@ def get_config(arg: str | None = None) -> Config:
         eval_examples=50,
         checkpoint_every=3,
     )
+
+
+def xla_flags(devices: int) -> str:
+    """What XLA is told in all tests, with another number of virtual CPU devices."""
+    return re.sub(r"(?<=device_count=)\d+", str(devices), os.environ["XLA_FLAGS"])
 
 
 def small_config(shards: Path) -> Config:
@@ -86,7 +94,7 @@ def command(shards: Path, directory: Path, *flags: str) -> list[str]:
 def start(shards: Path, directory: Path, *flags: str, devices: int = 1) -> subprocess.Popen[str]:
     """Start it on so many virtual CPU devices; its output, both streams, is in `stdout`."""
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": xla_flags(devices),
         "PYTHONUNBUFFERED": "1",
     }
     return subprocess.Popen(
@@ -125,7 +133,7 @@ class Processes:
         self.processes = []
         for index, (arguments, log) in enumerate(zip(commands, self._logs, strict=True)):
             environment = os.environ | {
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+                "XLA_FLAGS": xla_flags(devices),
                 "PYTHONUNBUFFERED": "1",
             }
             if len(commands) > 1:
@@ -150,7 +158,7 @@ class Processes:
         end = time.monotonic() + seconds
         return [process.wait(max(0.1, end - time.monotonic())) for process in self.processes]
 
-    def until(self, condition: Callable[[], bool], seconds: float = 240) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = LONG) -> None:
         """Wait for a condition while the processes run."""
         end = time.monotonic() + seconds
         while not condition():

@@ -8,10 +8,12 @@ import pytest
 import small_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.bench_smoke, pytest.mark.timeout(600)]
+OURS = ["ours, float32", "ours, bfloat16"]
 
 
-def test_a_training_step_is_measured_beside_its_peers(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.run", "--suite=cpu", "--quick"]
+@pytest.mark.parametrize("suite", ["cpu", "inference"])
+def test_a_suite_measures_ours_beside_its_peers(suite, tmp_path):
+    command = [sys.executable, "-m", "benchmarks.run", f"--suite={suite}", "--quick"]
     done = subprocess.run(
         [*command, f"--output={tmp_path}"],
         capture_output=True,
@@ -20,10 +22,10 @@ def test_a_training_step_is_measured_beside_its_peers(tmp_path):
         timeout=500,
     )
     assert done.returncode == 0, done.stderr
-    (case,) = json.loads((tmp_path / "cpu.json").read_text())["records"]
-    ours, peers = case["results"][:2], case["results"][2:]
-    assert [result["name"] for result in ours] == ["float32", "bfloat16"]
-    assert len(peers) == 2
-    assert all(result["seconds"][0] > 0 and result["memory"] > 2**20 for result in case["results"])
-    assert all(set(peer["ratio"]) == {"float32", "bfloat16"} for peer in peers)
-    assert len((tmp_path / "cpu.md").read_text().splitlines()) == 2 + len(case["results"])
+    (case,) = json.loads((tmp_path / f"{suite}.json").read_text())["records"]
+    results = case["results"]
+    assert [result["name"] for result in results[:2]] == OURS
+    assert len(results) == 4
+    assert all(result["seconds"][0] > 0 and result["memory"] > 2**20 for result in results)
+    assert all(list(peer["ratio"]) == OURS for peer in results[2:])
+    assert len((tmp_path / f"{suite}.md").read_text().splitlines()) == 2 + len(results)

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_run import ROOT, Processes, assert_equal_runs, command, history
+from small_run import LONG, ROOT, Processes, assert_equal_runs, command, history
 
 from bert_jax.training.metrics import read_metrics
 
 # As a time limit of a test, on a machine that does other things too.
-LONG = 240
 # A run that does not end by itself, and neither evaluates nor saves meanwhile.
 ENDLESS = [
     *("--config.phases[0].steps=1000000", "--config.eval_every=1000000"),

@@ -31,7 +31,7 @@ def run_convert(
     command = [sys.executable, *(["-c", code] if absent else ["-m", "bert_jax.convert", *words])]
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500
     )
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from peer_models import peer, save_peer
 from small_finetune import EPOCHS, STEPS_AN_EPOCH, small_config, write_model, write_table
-from small_run import ROOT, Processes, assert_equal_runs, history, parameters
+from small_run import LONG, ROOT, Processes, assert_equal_runs, history, parameters
 
 from bert_jax.errors import UserError
 from bert_jax.finetuning import finetune
@@ -240,7 +240,7 @@ def test_two_processes_train_and_score_as_one(folder, tmp_path):
     for count in (1, 2):
         commands = [[*command, f"--workdir={tmp_path}/run{count}"]] * count
         with Processes(tmp_path / f"logs{count}", commands, devices=2 // count) as processes:
-            assert processes.wait(240) == [0] * count, processes.output(0)
+            assert processes.wait(LONG) == [0] * count, processes.output(0)
     for ours, theirs in zip(*(history(tmp_path / f"run{n}") for n in (1, 2)), strict=True):
         assert ours.keys() == theirs.keys()
         for name, value in ours.items():

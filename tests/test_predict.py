@@ -43,7 +43,7 @@ def models(tmp_path_factory) -> dict[str, str]:
 def run(*words: object, **arguments: Any) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *map(str, words)]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=240, **arguments
+        command, cwd=ROOT, capture_output=True, text=True, timeout=500, **arguments
     )
 
 
@@ -193,7 +193,7 @@ def test_whoever_reads_may_leave(models):
         input=text,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
     )
     assert len(result.stdout.splitlines()) == 2
     assert "Error" not in result.stderr

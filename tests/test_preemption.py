@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small_run import Processes, command, write_books
+from small_run import LONG, Processes, command, write_books
 
 from bert_jax.training.metrics import read_metrics
 
@@ -15,7 +15,6 @@ RESUME = 75
 STOPPED = "stopped; the same command goes on from here"
 # What a run of BERT-tiny's size is promised to need; several times that on a busy machine.
 SECONDS = 5
-LONG = 240
 FLAGS = [
     *("--config.phases[0].steps=1000000", "--config.eval_every=40"),
     *("--config.eval_examples=100000", "--config.checkpoint_every=70"),

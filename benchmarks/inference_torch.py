@@ -1,0 +1,34 @@
+"""The encoder of `transformers` in PyTorch over sequences, in batches padded to their longest."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from torch.nn.utils.rnn import pad_sequence
+
+from bert_jax.config import model_size
+
+
+def prepare(size: str, lengths: list[int], batch_size: int, dtype: str) -> Callable[[], Any]:
+    """A function that encodes all sequences."""
+    sizes = model_size(size)
+    config = transformers.BertConfig(
+        hidden_size=sizes.hidden_size,
+        num_hidden_layers=sizes.num_hidden_layers,
+        num_attention_heads=sizes.num_attention_heads,
+        intermediate_size=sizes.intermediate_size,
+    )
+    model: Any = transformers.BertModel(config)
+    model.eval().to(getattr(torch, dtype))
+    torch.manual_seed(0)
+    sequences = [torch.randint(1000, config.vocab_size, (length,)) for length in lengths]
+
+    def work() -> None:
+        with torch.inference_mode():
+            for start in range(0, len(sequences), batch_size):
+                rows = sequences[start : start + batch_size]
+                ids = pad_sequence(rows, batch_first=True)
+                model(input_ids=ids, attention_mask=(ids > 0).long()).pooler_output.float().numpy()
+
+    return work
