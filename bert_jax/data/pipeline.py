@@ -12,6 +12,7 @@ import dataclasses
 import weakref
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -259,8 +260,14 @@ def open_examples(
     )
 
 
+class Examples(Protocol):
+    """What has training batches, as `PairExamples` has; packed ones have it too."""
+
+    def batch(self, step: int, batch_size: int, rows: Rows = ALL_ROWS) -> Batch: ...
+
+
 def train_dataset(
-    examples: PairExamples,
+    examples: Examples,
     first_step: int,
     last_step: int,
     batch_size: int,
@@ -269,7 +276,7 @@ def train_dataset(
 ) -> Generator[Batch]:
     """Batches of steps first_step .. last_step - 1 in order, built ahead by tf.data.
 
-    Whatever `PairExamples.batch` raises is raised here, at its step. The arrays are read-only.
+    Whatever `examples.batch` raises is raised here, at its step. The arrays are read-only.
     """
     batches = _build_ahead(examples, range(first_step, last_step), batch_size, rows, workers)
     # A process that ends while tf.data's threads run Python code hangs.
@@ -283,7 +290,7 @@ def _close(batches: weakref.ref[Generator[Batch]]) -> None:
 
 
 def _build_ahead(
-    examples: PairExamples, steps: range, batch_size: int, rows: Rows, workers: int
+    examples: Examples, steps: range, batch_size: int, rows: Rows, workers: int
 ) -> Generator[Batch]:
     quiet_tensorflow()
     import tensorflow as tf

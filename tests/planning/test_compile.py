@@ -37,7 +37,7 @@ def test_the_batch_is_that_of_the_pipeline(shards):
     )
     batch = examples.batch(0, phase.batch_size)
     expected = {name: (array.shape, array.dtype) for name, array in batch.items()}
-    assert batch_shapes(phase, next_sentence=True) == expected
+    assert batch_shapes(phase, config.data) == expected
 
 
 def test_memory_and_work_of_a_step_over_eight_devices(compiled):
