@@ -167,12 +167,11 @@ class Progress:
 
 def pretraining_seconds_left(config: Config, step: int, record: Mapping[str, Any]) -> float | None:
     """Time for the FLOPs left at the speed of `record`: a longer phase ahead counts as such."""
-    speed = record.get("tokens_per_second")
+    speed = record.get("steps_per_second")
     if not speed:
         return None
-    phase = config.phases[record["phase"]]
-    flops_per_token = step_flops(config.model, phase) / (phase.seq_len * phase.batch_size)
-    return run_flops(config.model, config.phases, step) / (flops_per_token * speed)
+    of_a_step = step_flops(config.model, config.phases[record["phase"]])
+    return run_flops(config.model, config.phases, step) / (of_a_step * speed)
 
 
 def duration(seconds: float) -> str:

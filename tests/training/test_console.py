@@ -31,6 +31,7 @@ TRAIN = {
     "loss": 5.2344,
     "mlm_accuracy": 0.1415,
     "nsp_accuracy": 0.711,
+    "steps_per_second": 5.5,
     "tokens_per_second": 45_123.4,
     "mfu": None,
     "input_wait": 0.0031,
@@ -155,10 +156,10 @@ def test_other_processes_print_nothing():
 def test_time_left_counts_the_longer_phase_as_longer():
     stream = io.StringIO()
     with Progress(CONFIG.total_steps, SECONDS_LEFT, stream=stream) as progress:
-        progress.update(10, TRAIN | {"tokens_per_second": 100.0})
+        progress.update(10, TRAIN | {"steps_per_second": 0.25})
     flops = run_flops(CONFIG.model, CONFIG.phases, 10)
-    per_token = run_flops(CONFIG.model, CONFIG.phases[:1]) / (20 * 64 * 128)
-    assert stream.getvalue().strip().endswith(f"eta {duration(flops / per_token / 100)}")
+    of_a_step = run_flops(CONFIG.model, CONFIG.phases[:1]) / 20
+    assert stream.getvalue().strip().endswith(f"eta {duration(flops / of_a_step / 0.25)}")
 
 
 @pytest.mark.parametrize(

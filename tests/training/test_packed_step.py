@@ -52,22 +52,22 @@ def batches(shards: Path, multiple: int, next_sentence: bool = True) -> tuple[Ba
     return examples.batch(0, PHASE.batch_size), packed.batch(0, PHASE.batch_size)
 
 
-@pytest.mark.parametrize(("next_sentence", "layers", "accumulate"), [(True, 2, 2), (False, 1, 1)])
-def test_a_packed_step_is_the_unpacked_one(shards, next_sentence, layers, accumulate):
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_a_packed_step_is_the_unpacked_one(shards, next_sentence):
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
     both = batches(shards, 4, next_sentence)
     segments = both[1]["segment_ids"]
     assert len(segments) < PHASE.batch_size
     assert not segments.any(axis=1).all(), "no row is empty: nothing shows that one does no harm"
-    config = dataclasses.replace(CONFIG, num_hidden_layers=layers, scan_layers=layers > 1)
-    objective = pretraining(BertForPreTraining(config, next_sentence=next_sentence))
+    one_layer = dataclasses.replace(CONFIG, num_hidden_layers=1, scan_layers=False)
+    objective = pretraining(BertForPreTraining(one_layer, next_sentence=next_sentence))
     # The parameters then tell the gradients as they are.
     optimizer = optax.sgd(1.0)
     abstract = abstract_state(objective, optimizer, mesh)
 
     with jax.set_mesh(mesh):
         start = jax.device_get(create_state(objective, optimizer, abstract, seed=3))
-        run = compile_train_step(abstract, objective, optimizer, seed=3, accumulate=accumulate)
+        run = compile_train_step(abstract, objective, optimizer, seed=3, accumulate=1)
 
         def step(batch: Batch) -> tuple[TrainState, dict[str, Any], Outcome]:
             shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
