@@ -79,10 +79,10 @@ class PackedExamples:
         start = _before(lengths, row, slot, rows)
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         source = within + np.repeat(np.arange(len(lengths)) * length, lengths)
-        target = within + np.repeat(row * length + start, lengths)
+        places = within + np.repeat(row * length + start, lengths)
 
         def tokens(values: np.ndarray, fill: int = 0) -> np.ndarray:
-            return _placed(values, target, (rows, length), fill)
+            return _placed(values, places, (rows, length), fill)
 
         packed = {
             "input_ids": tokens(batch["input_ids"].ravel()[source], self._pad_id),
@@ -93,20 +93,20 @@ class PackedExamples:
 
         real = batch["masked_lm_weights"] > 0
         counts = real.sum(axis=1)
-        at, place = np.nonzero(real)
+        sequence, number = np.nonzero(real)
         shape = (rows, self._predictions)
-        target = (row * shape[1] + _before(counts, row, slot, rows))[at] + place
-        positions = batch["masked_lm_positions"][real] + start[at]
-        packed["masked_lm_positions"] = _placed(positions.astype(np.int32), target, shape)
+        predictions = (row * shape[1] + _before(counts, row, slot, rows))[sequence] + number
+        positions = batch["masked_lm_positions"][real] + start[sequence]
+        packed["masked_lm_positions"] = _placed(positions.astype(np.int32), predictions, shape)
         for name in ("masked_lm_ids", "masked_lm_weights"):
-            packed[name] = _placed(batch[name][real], target, shape)
+            packed[name] = _placed(batch[name][real], predictions, shape)
 
         if "next_sentence_labels" in batch:
             shape = (rows, SEQUENCES_A_ROW)
-            target = row * shape[1] + slot
-            packed["cls_positions"] = _placed(start.astype(np.int32), target, shape)
+            slots = row * shape[1] + slot
+            packed["cls_positions"] = _placed(start.astype(np.int32), slots, shape)
             for name in ("next_sentence_labels", "next_sentence_weights"):
-                packed[name] = _placed(batch[name], target, shape)
+                packed[name] = _placed(batch[name], slots, shape)
         return packed
 
 
@@ -162,9 +162,9 @@ def _before(sizes: np.ndarray, row: np.ndarray, slot: np.ndarray, rows: int) -> 
 
 
 def _placed(
-    values: np.ndarray, target: np.ndarray, shape: tuple[int, int], fill: int = 0
+    values: np.ndarray, places: np.ndarray, shape: tuple[int, int], fill: int = 0
 ) -> np.ndarray:
-    """`values` at their places in a flattened array of `shape`, `fill` elsewhere."""
+    """An array of `shape` with `values` at `places` of it flattened, and `fill` elsewhere."""
     array = np.full(shape, fill, values.dtype)
-    array.ravel()[target] = values
+    array.ravel()[places] = values
     return array

@@ -1,5 +1,6 @@
 """What a person sees: the right numbers, and plain lines where there is no terminal."""
 
+import dataclasses
 import functools
 import io
 import re
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import Config, Phase, model_size
+from bert_jax.config import Config, DataConfig, Phase, model_size
 from bert_jax.training import console
 from bert_jax.training.console import (
     Progress,
@@ -143,6 +144,13 @@ def test_a_terminal_gets_a_bar_that_text_does_not_break():
     assert "100%" in last
     assert "30/30" in last
     assert "mfu 41.3%" in last
+
+
+def test_header_of_a_packed_run_states_the_most_work():
+    config = dataclasses.replace(CONFIG, data=DataConfig(packing=True))
+    text = header(config, 4_416_698, {"data": 8}, "cpu", flops_per_second=1e11)
+    assert "20 predictions a sequence, packed\n" in text
+    assert f"at most {20 * 64 * 128 + 10 * 16 * 512:,} tokens" in text
 
 
 def test_other_processes_print_nothing():
