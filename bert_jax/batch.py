@@ -38,6 +38,8 @@ def main() -> None:
 def describe_step(run: Path, step: int, rows: slice) -> str:
     """Some rows of the global batch of a step, as text; all of its ids are checked.
 
+    A packed batch is shown as its sequences, before they share rows.
+
     Args:
       run: directory of the run; the token shards it was trained on must still be there.
       step: from 1.
@@ -62,7 +64,8 @@ def describe_step(run: Path, step: int, rows: slice) -> str:
     batch = examples.batch(place, phase.batch_size)
     lines = [
         f"step {step:,} of {config.total_steps:,}: phase {index + 1}, batch {place:,} of it, "
-        f"{phase.batch_size:,} x {phase.seq_len} pieces",
+        f"{phase.batch_size:,} x {phase.seq_len} pieces"
+        + (", before packing" if config.data.packing else ""),
         *_check_ids(batch, tokenizer.vocab_size),
     ]
     shown = range(phase.batch_size)[rows]

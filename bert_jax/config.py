@@ -141,6 +141,9 @@ class DataConfig:
         ("static", "dynamic"),
     )
     duplicates: int = setting(10, "different cuts of the corpus into pairs (dupe_factor)")
+    packing: bool = setting(
+        False, "several sequences in a row of a training batch, for speed; the training is the same"
+    )
     workers: int = setting(2, "batches built at once on the host")
 
 

@@ -130,7 +130,7 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
         print(header(config, data, mesh.shape, state.params, rate, step))
 
     # 5. Train epoch by epoch, until the end or until dev gets no better.
-    left = functools.partial(_seconds_left, config, data)
+    left = functools.partial(_seconds_left, config)
     with open_run(
         session, config, mesh, train_step, step, window, checkpoints, left, score=task.score
     ) as run:
@@ -274,8 +274,8 @@ def _train_epoch(
     stretch = Stretch(
         phase=epoch,
         end=end,
-        tokens=round(data.computed.positions),
-        flops=data.computed.positions * per_token,
+        tokens=data.computed.positions / config.batch_size,
+        flops=data.computed.positions / config.batch_size * per_token,
     )
     return train_steps(run, stretch, state, batches, evaluation, _evaluation_text)
 
@@ -364,8 +364,6 @@ def _evaluation_text(record: Mapping[str, Any]) -> str:
     return f"epoch {record['phase'] + 1}, dev: {', '.join(scores)}"
 
 
-def _seconds_left(
-    config: FinetuneConfig, data: Data, step: int, record: Mapping[str, Any]
-) -> float | None:
-    speed = record.get("tokens_per_second")
-    return (config.total_steps - step) * data.computed.positions / speed if speed else None
+def _seconds_left(config: FinetuneConfig, step: int, record: Mapping[str, Any]) -> float | None:
+    speed = record.get("steps_per_second")
+    return (config.total_steps - step) / speed if speed else None

@@ -18,9 +18,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import Config
+from bert_jax.config import Config, Phase
+from bert_jax.data.batch_shapes import row_predictions
+from bert_jax.data.packing import PackedExamples
 from bert_jax.data.pipeline import (
     ALL_ROWS,
+    Examples,
     PairExamples,
     Rows,
     majority_baseline,
@@ -42,7 +45,7 @@ from bert_jax.training.cluster import Cluster
 from bert_jax.training.compilation import keep_compiled_programs
 from bert_jax.training.console import evaluation_line, header, pretraining_seconds_left, summary
 from bert_jax.training.evaluation import evaluate
-from bert_jax.training.flops import step_flops
+from bert_jax.training.flops import training_flops_per_token
 from bert_jax.training.loop import Run, train_steps
 from bert_jax.training.metrics import read_metrics, write_environment
 from bert_jax.training.objective import Objective
@@ -51,7 +54,13 @@ from bert_jax.training.program import pretraining_program
 from bert_jax.training.run_directory import open_run_directory
 from bert_jax.training.run_files import write_json
 from bert_jax.training.session import Session, in_session, open_run, save_last
-from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, replicated
+from bert_jax.training.sharding import (
+    batch_parts,
+    check_mesh,
+    make_mesh,
+    process_rows,
+    replicated,
+)
 from bert_jax.training.state import TrainState, begin_state, parameter_count
 from bert_jax.training.steps import compile_eval_step
 from bert_jax.training.stopping import STOPPED, Stopped
@@ -271,8 +280,9 @@ def _train_phase(
 
         baseline = majority_baseline(heldout_batches(ALL_ROWS))
         rows = process_rows(run.mesh, phase.batch_size)
+        packed = _packed(training, config, phase, tokenizer, run.mesh)
         batches = train_dataset(
-            training, done, phase.steps, phase.batch_size, rows, config.data.workers
+            packed, done, phase.steps, phase.batch_size, rows, config.data.workers
         )
     if done == 0:
         run.writer.write({"kind": "baseline", "phase": index, "step": start} | baseline)
@@ -281,14 +291,26 @@ def _train_phase(
         batches = heldout_batches(process_rows(run.mesh, size))
         return evaluate(eval_step, params, _until_stopped(run, batches), run.mesh)
 
+    predictions = row_predictions(phase, config.data)
+    per_token = training_flops_per_token(config.model, phase.seq_len, predictions)
     stretch = Stretch(
         phase=index,
         end=start + phase.steps,
-        tokens=phase.batch_size * phase.seq_len,
-        flops=step_flops(config.model, phase),
+        tokens=phase.seq_len,
+        flops=phase.seq_len * per_token,
     )
     text = functools.partial(evaluation_line, baseline=baseline)
     return train_steps(run, stretch, state, batches, evaluation, text)
+
+
+def _packed(
+    examples: PairExamples, config: Config, phase: Phase, tokenizer: Tokenizer, mesh: Mesh
+) -> Examples:
+    """The training examples of a phase, packed where the config says so."""
+    if not config.data.packing:
+        return examples
+    multiple = batch_parts(mesh) * config.optimizer.accumulate
+    return PackedExamples(examples, phase, config.data, pad_id=tokenizer.pad_id, multiple=multiple)
 
 
 def _until_stopped(

@@ -170,11 +170,12 @@ def _heading(run: Run) -> str:
     model, total = run.model, sum(phase.steps for phase in run.phases)
     state = "finished" if run.step >= total else "in progress or stopped"
     done = run_flops(model, run.phases) - run_flops(model, run.phases, run.step)
+    at_most = "at most " if run.settings["data"]["packing"] else ""
     seconds = sum(account(run.of_kind("time")).values())
     texts = [
         f"{model.num_hidden_layers} layers, {model.hidden_size} wide, {model.vocab_size:,} pieces",
         f"{run.step:,} of {total:,} steps, {state}",
-        f"{done:.2g} FLOPs",
+        f"{at_most}{done:.2g} FLOPs",
     ]
     devices = run.environment.get("devices")
     if isinstance(devices, dict):

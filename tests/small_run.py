@@ -109,7 +109,7 @@ def start(shards: Path, directory: Path, *flags: str, devices: int = 1) -> subpr
 
 def history(directory: Path) -> list[dict[str, Any]]:
     """Train and eval records without what differs from run to run: time and speed."""
-    noise = {"time", "tokens_per_second", "mfu", "input_wait"}
+    noise = {"time", "steps_per_second", "tokens_per_second", "mfu", "input_wait"}
     records = [r for r in read_metrics(directory) if r["kind"] in ("train", "eval")]
     return [{name: r[name] for name in r.keys() - noise} for r in records]
 

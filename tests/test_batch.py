@@ -77,6 +77,16 @@ def test_the_rows_are_those_that_the_step_was_fed(run, shards, step, phase, plac
     assert "row 4," not in text
 
 
+def test_a_packed_batch_is_shown_as_its_sequences(run):
+    unpacked = describe_step(run, 9, slice(0, 8))
+    settings = json.loads((run / "config.json").read_text())
+    settings["data"]["packing"] = True
+    (run / "config.json").write_text(json.dumps(settings))
+    first, *rest = describe_step(run, 9, slice(0, 8)).splitlines()
+    assert first == f"{unpacked.splitlines()[0]}, before packing"
+    assert rest == unpacked.splitlines()[1:]
+
+
 @pytest.mark.parametrize("step", [-1, 0, 13])
 def test_a_step_that_the_run_has_not_is_told(run, step):
     with pytest.raises(UserError, match="steps 1 to 12"):

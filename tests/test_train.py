@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from small_run import WORDS, history, parameters, small_config, write_books
 
-from bert_jax.config import Config
+from bert_jax.config import Config, Phase
 from bert_jax.data.tokenization import train_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.prepare import prepare
 from bert_jax.pretraining import train
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.window import Window
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +58,8 @@ def test_the_learning_rate_runs_over_both_phases(finished_run):
     np.testing.assert_allclose(rates, 5e-3 * np.array(expected), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "stop_at", [5, 8, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
-)
-def test_a_stopped_run_goes_on_bit_for_bit(shards, finished_run, tmp_path, monkeypatch, stop_at):
-    """SIGTERM in the first phase, at its end and in the second: the history is the same."""
+def stop_after(stop_at: int, patch: pytest.MonkeyPatch) -> None:
+    """Let a run get SIGTERM after a step."""
     update = Progress.update
 
     def stop(self, step, record=None):
@@ -69,8 +67,16 @@ def test_a_stopped_run_goes_on_bit_for_bit(shards, finished_run, tmp_path, monke
         if step == stop_at:
             signal.raise_signal(signal.SIGTERM)
 
+    patch.setattr(Progress, "update", stop)
+
+
+@pytest.mark.parametrize(
+    "stop_at", [5, 8, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+)
+def test_a_stopped_run_goes_on_bit_for_bit(shards, finished_run, tmp_path, monkeypatch, stop_at):
+    """SIGTERM in the first phase, at its end and in the second: the history is the same."""
     with monkeypatch.context() as patch:
-        patch.setattr(Progress, "update", stop)
+        stop_after(stop_at, patch)
         assert not train(small_config(shards), tmp_path / "run")
     stopped = history(tmp_path / "run")
     assert max(r["step"] for r in stopped) == stop_at
@@ -90,6 +96,55 @@ def test_a_finished_run_is_left_as_it_is(shards, finished_run):
     before = history(finished_run)
     assert train(small_config(shards), finished_run)
     assert history(finished_run) == before
+
+
+def packing_config(shards: Path, packing: bool) -> Config:
+    """Four steps, many of whose sequences are short; without dropout, whose draws go by place."""
+    config = small_config(shards)
+    config.phases = (Phase(seq_len=64, steps=4, batch_size=16, max_predictions=10),)
+    config.model.num_hidden_layers, config.model.scan_layers = 1, False
+    config.model.hidden_dropout_prob = config.model.attention_probs_dropout_prob = 0.0
+    config.data.short_seq_prob, config.data.packing = 0.8, packing
+    config.mesh.tensor = 2
+    return config
+
+
+@pytest.fixture(scope="module")
+def packed_run(shards, tmp_path_factory) -> Path:
+    """A run on packed batches, of two shapes and fewer rows than sequences."""
+    directory, rows = tmp_path_factory.mktemp("packed") / "run", []
+    add = Window.add
+
+    def note(self, step, count, metrics, outcome):
+        rows.append(count)
+        add(self, step, count, metrics, outcome)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Window, "add", note)
+        assert train(packing_config(shards, packing=True), directory)
+    assert len(set(rows)) == 2
+    assert max(rows) < 16
+    return directory
+
+
+def test_a_packed_run_goes_on_bit_for_bit(shards, packed_run, tmp_path, monkeypatch):
+    config = packing_config(shards, packing=True)
+    with monkeypatch.context() as patch:
+        stop_after(2, patch)
+        assert not train(config, tmp_path / "run")
+    assert train(config, tmp_path / "run")
+    assert history(tmp_path / "run") == history(packed_run)
+    assert_equal_trees(parameters(packed_run, 4), parameters(tmp_path / "run", 4))
+
+
+@pytest.mark.slow
+def test_a_packed_run_is_the_unpacked_one(shards, packed_run, tmp_path):
+    assert train(packing_config(shards, packing=False), tmp_path / "run")
+    for loss in ("mlm_loss", "nsp_loss"):
+        packed, unpacked = (
+            [record[loss] for record in history(run)] for run in (packed_run, tmp_path / "run")
+        )
+        np.testing.assert_allclose(packed, unpacked, rtol=1e-5)
 
 
 def test_without_next_sentence_prediction(shards, tmp_path):

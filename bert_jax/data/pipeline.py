@@ -11,8 +11,8 @@ import atexit
 import dataclasses
 import weakref
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -22,21 +22,13 @@ from bert_jax.data.masking import Vocabulary, count_predictions, mask_tokens
 from bert_jax.data.pairs import Plan, max_pieces, open_plan
 from bert_jax.data.quiet_tensorflow import quiet_tensorflow
 from bert_jax.data.shards import Shard, open_shards, read_manifest
+from bert_jax.data.spans import Cuts, Spans, truncate
 
 Batch = dict[str, np.ndarray]
 Rows = slice | np.ndarray  # of a global batch
 ALL_ROWS = slice(None)
 _ORDER, _EXAMPLE = 2, 3  # consumers of the seed (1 is the plan's)
 _RANDOM_B, _TRUNCATION, _MASK = 1, 2, 3  # consumers of an example's key
-
-
-@dataclass(frozen=True)
-class Spans:
-    """A stretch of tokens for each row: int64 [B] each."""
-
-    shard: np.ndarray
-    start: np.ndarray
-    length: np.ndarray
 
 
 class PairExamples:
@@ -84,8 +76,12 @@ class PairExamples:
           and with next-sentence prediction next_sentence_labels: int32 [B], 0 is next, 1 random;
           next_sentence_weights: float32 [B], 1.
         """
+        return self.read(self.cut(step, batch_size, rows))
+
+    def cut(self, step: int, batch_size: int, rows: Rows = ALL_ROWS) -> Cuts:
+        """What `read` makes the same `batch` of; cheap, and tells the lengths."""
         cycle, place = divmod(step * batch_size, int(self._ends[-1]))
-        return self._examples(cycle, place + np.arange(batch_size)[rows])
+        return self._cut(cycle, place + np.arange(batch_size)[rows])
 
     def evaluation_batches(
         self, batch_size: int, max_examples: int, rows: Rows = ALL_ROWS
@@ -99,13 +95,13 @@ class PairExamples:
         for first in range(0, count, batch_size):
             places = first + np.arange(batch_size)[rows]
             real = places < count
-            batch = self._examples(0, np.where(real, places, first))
+            batch = self.read(self._cut(0, np.where(real, places, first)))
             batch["masked_lm_weights"] *= real[:, None]
             if self._data.next_sentence:
                 batch["next_sentence_weights"] *= real
             yield batch
 
-    def _examples(self, cycle: int, places: np.ndarray) -> Batch:
+    def _cut(self, cycle: int, places: np.ndarray) -> Cuts:
         """The examples at `places` (int64 [B]) after the start of a cycle over the variants."""
         total = self._ends[-1]
         cycles, places = cycle + places // total, places % total
@@ -115,21 +111,21 @@ class PairExamples:
         first = self._ends[variant] - size
         index = permute(places - first, size, key(self._order_key, epoch))
         copy = epoch if self._data.masking == "dynamic" else variant
-        return self._build(self._records[first + index], key(self._example_key, copy, index))
+        records, keys = self._records[first + index], key(self._example_key, copy, index)
+        pieces = max_pieces(self._seq_len, self._data.next_sentence)
+        a, b = truncate(*self._segments(records, keys), pieces, key(keys, _TRUNCATION))
+        lengths = a.length + b.length + self._seq_len - pieces
+        return Cuts(a, b, records["b"] == 0, lengths, keys)
 
-    def _build(self, records: np.ndarray, keys: np.ndarray) -> Batch:
-        """Batch of the examples of `records` (RECORD [B]), whose choices follow from `keys`."""
-        a, b = self._segments(records, keys)
-        a, b = _truncate(a, b, max_pieces(self._seq_len, self._data.next_sentence), keys)
-        ids, types, attention, maskable = self._lay_out(a, b)
+    def read(self, cuts: Cuts) -> Batch:
+        """The batch of these examples; see `batch`."""
+        ids, types, attention, maskable = self._lay_out(cuts)
         masked = mask_tokens(
             ids,
             maskable,
-            key(keys, _MASK),
+            key(cuts.keys, _MASK),
             self._vocabulary,
-            wanted=count_predictions(
-                attention.sum(axis=1), self._data.mask_prob, self._max_predictions
-            ),
+            wanted=count_predictions(cuts.lengths, self._data.mask_prob, self._max_predictions),
             max_predictions=self._max_predictions,
             whole_word=self._data.whole_word,
         )
@@ -142,8 +138,8 @@ class PairExamples:
             "masked_lm_weights": masked.weights,
         }
         if self._data.next_sentence:
-            batch["next_sentence_labels"] = (records["b"] == 0).astype(np.int32)
-            batch["next_sentence_weights"] = np.ones(len(records), np.float32)
+            batch["next_sentence_labels"] = cuts.random_b.astype(np.int32)
+            batch["next_sentence_weights"] = np.ones(len(cuts.keys), np.float32)
         return batch
 
     def _segments(self, records: np.ndarray, keys: np.ndarray) -> tuple[Spans, Spans]:
@@ -193,17 +189,17 @@ class PairExamples:
             length[at] = offsets[np.minimum(full, end)] - start[at]
         return Spans(shard, start, length)
 
-    def _lay_out(self, a: Spans, b: Spans) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _lay_out(self, cuts: Cuts) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] without NSP.
 
         Returns:
           ids: int32 [B, L], token types: bool [B, L], attention: bool [B, L],
           and what is text, neither special nor padding: bool [B, L].
         """
-        shape = (len(a.length), self._seq_len)
+        shape = (len(cuts.lengths), self._seq_len)
         rows, columns = np.arange(shape[0]), np.arange(shape[1])
-        first_sep = 1 + a.length
-        last = first_sep + b.length + 1 if self._data.next_sentence else first_sep
+        first_sep = 1 + cuts.a.length
+        last = cuts.lengths - 1
         attention = columns <= last[:, None]
         types = attention & (columns > first_sep[:, None])
         text = attention.copy()
@@ -212,8 +208,8 @@ class PairExamples:
         ids = np.full(shape, self._vocabulary.pad_id, np.int32)
         ids[:, 0] = self._vocabulary.cls_id
         ids[rows, first_sep] = ids[rows, last] = self._vocabulary.sep_id
-        self._copy_tokens(a, ids, rows * shape[1] + 1)
-        self._copy_tokens(b, ids, rows * shape[1] + first_sep + 1)
+        self._copy_tokens(cuts.a, ids, rows * shape[1] + 1)
+        self._copy_tokens(cuts.b, ids, rows * shape[1] + first_sep + 1)
         return ids, types, attention, text
 
     def _copy_tokens(self, spans: Spans, ids: np.ndarray, to: np.ndarray) -> None:
@@ -229,36 +225,6 @@ class PairExamples:
             low, high = np.searchsorted(shard, [number, number + 1])
             part = slice(ends[low] - length[low], ends[high - 1])
             flat[target[part]] = self._tokens[number][source[part]]
-
-
-def _truncate(a: Spans, b: Spans, pieces: int, keys: np.ndarray) -> tuple[Spans, Spans]:
-    """Cut each pair to `pieces`, as the original's `truncate_seq_pair` does.
-
-    There a piece at a time leaves the longer one (ties: B), from its front or back with equal
-    chance. So the lengths follow by arithmetic, and the front loses a binomial number.
-    """
-    kept_a = np.minimum(a.length, np.maximum(pieces - pieces // 2, pieces - b.length))
-    kept_b = np.minimum(b.length, np.maximum(pieces // 2, pieces - a.length))
-    keys = key(keys, _TRUNCATION)
-    return _cut_ends(a, kept_a, key(keys, 0)), _cut_ends(b, kept_b, key(keys, 1))
-
-
-def _cut_ends(spans: Spans, kept: np.ndarray, keys: np.ndarray) -> Spans:
-    front = np.zeros(len(kept), np.int64)
-    at = np.flatnonzero(spans.length > kept)
-    front[at] = _heads((spans.length - kept)[at], keys[at])
-    return Spans(spans.shard, spans.start + front, kept)
-
-
-def _heads(tosses: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Heads among `tosses` (int64 [N], at least 1) of a fair coin: set bits of as many hashed."""
-    if not len(tosses):
-        return tosses
-    chunks = np.arange(-(-tosses.max() // 64))
-    bits = np.clip(tosses[:, None] - 64 * chunks, 0, 64).astype(np.uint64)
-    shift = 64 - bits  # in two steps: a shift by 64 is not defined
-    uniform = words(keys, len(chunks)) >> shift // 2 >> shift - shift // 2
-    return np.bitwise_count(uniform).sum(axis=1, dtype=np.int64)
 
 
 def open_examples(
@@ -294,8 +260,14 @@ def open_examples(
     )
 
 
+class Examples(Protocol):
+    """What has training batches, as `PairExamples` has; packed ones have it too."""
+
+    def batch(self, step: int, batch_size: int, rows: Rows = ALL_ROWS) -> Batch: ...
+
+
 def train_dataset(
-    examples: PairExamples,
+    examples: Examples,
     first_step: int,
     last_step: int,
     batch_size: int,
@@ -304,7 +276,7 @@ def train_dataset(
 ) -> Generator[Batch]:
     """Batches of steps first_step .. last_step - 1 in order, built ahead by tf.data.
 
-    Whatever `PairExamples.batch` raises is raised here, at its step. The arrays are read-only.
+    Whatever `examples.batch` raises is raised here, at its step. The arrays are read-only.
     """
     batches = _build_ahead(examples, range(first_step, last_step), batch_size, rows, workers)
     # A process that ends while tf.data's threads run Python code hangs.
@@ -318,7 +290,7 @@ def _close(batches: weakref.ref[Generator[Batch]]) -> None:
 
 
 def _build_ahead(
-    examples: PairExamples, steps: range, batch_size: int, rows: Rows, workers: int
+    examples: Examples, steps: range, batch_size: int, rows: Rows, workers: int
 ) -> Generator[Batch]:
     quiet_tensorflow()
     import tensorflow as tf

@@ -6,7 +6,8 @@ Dimension key, in every file of this package; an intermediate carries its dimens
   B  batch                    K  width of one head
   L  length                   F  width of the feed-forward layer (intermediate_size)
   D  width (hidden_size)      V  rows of the embedding table (vocabulary, padded)
-  H  attention heads          P  predicted (masked) positions of a sequence
+  H  attention heads          P  predicted (masked) positions of a row
+                              N  sequences of a packed row
 
 The parameter tree mirrors the variable scopes of the original code
 (github.com/google-research/bert, modeling.py and run_pretraining.py), with a LayerNorm's gamma

@@ -25,13 +25,27 @@ MASKED = jnp.finfo(jnp.float32).min
 _SPLASH_PAYS = 512
 
 
-def mask_bias(attention_mask: jax.Array) -> jax.Array:
-    """What a mask [B, L] (1 = attend to this key) adds to the scores: float32 [B, 1, 1, L].
+def attended(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> jax.Array:
+    """Whether a query attends to a key: bool, broadcastable to [B, H, L, L].
 
-    Keys alone are masked. Where every key of a row is, the scores are lost in the addition and its
-    queries attend to all keys equally, as in transformers.
+    Args:
+      attention_mask: [B, L], 1 = attend to this key, whatever the query: [B, 1, 1, L] comes back.
+      segment_ids: [B, L], in its place where rows are packed: a query attends to the keys of its
+        own segment, [B, 1, L, L]. So does padding, which is a segment too: no query has none.
     """
-    return jnp.where(attention_mask[:, None, None, :] > 0, 0.0, MASKED)
+    if segment_ids is not None:
+        return segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    assert attention_mask is not None
+    return attention_mask[:, None, None, :] > 0
+
+
+def mask_bias(attention_mask: jax.Array | None, segment_ids: jax.Array | None = None) -> jax.Array:
+    """What is added to the scores, float32, of the shape of `attended`, whose arguments these are.
+
+    Where every key of a row is masked, the scores are lost in the addition and its queries attend
+    to all keys equally, as in transformers.
+    """
+    return jnp.where(attended(attention_mask, segment_ids), 0.0, MASKED)
 
 
 def attention(
@@ -106,7 +120,11 @@ _weighted.defvjp(_weighted_forward, _weighted_backward)
 
 
 def cudnn_attention(
-    query: jax.Array, key: jax.Array, value: jax.Array, attention_mask: jax.Array
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None = None,
 ) -> jax.Array:
     """`attention` without dropout, by the flash attention of cuDNN.
 
@@ -116,13 +134,14 @@ def cudnn_attention(
 
     Args:
       query, key, value: bfloat16 or float16 [B, H, L, K], K a multiple of 8, at most 128.
-      attention_mask: [B, L], 1 = attend to this key.
+      attention_mask, segment_ids: as for `attended`.
 
     Returns:
       [B, H, L, K] of the dtype of `query`.
     """
     batch, _, length, _ = query.shape
-    mask = jnp.broadcast_to(attention_mask[:, None, None, :] > 0, (batch, 1, length, length))
+    mask = attended(attention_mask, segment_ids)
+    mask = jnp.broadcast_to(mask, (batch, 1, length, length))
     context_BLHK = jax.nn.dot_product_attention(
         *(array.swapaxes(1, 2) for array in (query, key, value)), mask=mask, implementation="cudnn"
     )
@@ -209,8 +228,13 @@ class SelfAttention(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
-        """[B, L, D] and the mask [B, L] to context [B, H, L, K]."""
+    def __call__(
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array | None,
+        segment_ids: jax.Array | None,
+    ) -> jax.Array:
+        """[B, L, D] and the mask or the segments [B, L] to context [B, H, L, K]."""
         c = self.config
         shape = (c.hidden_size, c.num_attention_heads, c.hidden_size // c.num_attention_heads)
         query_BHLK, key_BHLK, value_BHLK = (
@@ -227,15 +251,15 @@ class SelfAttention(nn.Module):
             else implementation(c, hidden.shape[1], self.deterministic)
         )
         if by == "splash":
-            return splash_attention(query_BHLK, key_BHLK, value_BHLK, attention_mask)
+            return splash_attention(query_BHLK, key_BHLK, value_BHLK, attention_mask, segment_ids)
         if by == "cudnn":
-            return cudnn_attention(query_BHLK, key_BHLK, value_BHLK, attention_mask)
+            return cudnn_attention(query_BHLK, key_BHLK, value_BHLK, attention_mask, segment_ids)
         rate = c.attention_probs_dropout_prob
         context_BHLK = attention(
             query_BHLK,
             key_BHLK,
             value_BHLK,
-            mask_bias(attention_mask),
+            mask_bias(attention_mask, segment_ids),
             dtype=c.dtype,
             dropout_rate=rate,
             dropout_seed=dropout_seed(self, rate, self.deterministic),
@@ -275,10 +299,16 @@ class Attention(nn.Module):
     deterministic: bool
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
-        """[B, L, D] and the mask [B, L] to [B, L, D]."""
+    def __call__(
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array | None,
+        segment_ids: jax.Array | None,
+    ) -> jax.Array:
+        """[B, L, D] and the mask or the segments [B, L] to [B, L, D]."""
         c = self.config
-        context_BHLK = SelfAttention(c, self.deterministic, name="self")(hidden, attention_mask)
+        attend = SelfAttention(c, self.deterministic, name="self")
+        context_BHLK = attend(hidden, attention_mask, segment_ids)
         shape = (c.num_attention_heads, c.hidden_size // c.num_attention_heads, c.hidden_size)
         axes = ("heads", "kv", "embed")
         output = ResidualOutput(c, "BHLK,HKD->BLD", shape, axes, self.deterministic, name="output")

@@ -40,11 +40,15 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, hidden: jax.Array, attention_mask: jax.Array
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array | None,
+        segment_ids: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """[B, L, D] and the mask [B, L] to ([B, L, D], what a scan stacks)."""
+        """[B, L, D] and the mask or the segments [B, L] to ([B, L, D], what a scan stacks)."""
         c = self.config
-        attended_BLD = Attention(c, self.deterministic, name="attention")(hidden, attention_mask)
+        attend = Attention(c, self.deterministic, name="attention")
+        attended_BLD = attend(hidden, attention_mask, segment_ids)
         wide_BLF = Intermediate(c, name="intermediate")(attended_BLD)
         shape = (c.intermediate_size, c.hidden_size)
         output = ResidualOutput(
@@ -63,12 +67,13 @@ class Encoder(nn.Module):
     def __call__(
         self,
         hidden: jax.Array,
-        attention_mask: jax.Array,
+        attention_mask: jax.Array | None,
+        segment_ids: jax.Array | None = None,
         *,
         deterministic: bool = True,
         hidden_states: bool = False,
     ) -> jax.Array:
-        """[B, L, D] and the mask [B, L] to [B, L, D].
+        """[B, L, D] and the mask [B, L], or the segments in its place, to [B, L, D].
 
         With `hidden_states`, to the input and every layer's output, [layers + 1, B, L, D].
         """
@@ -85,12 +90,12 @@ class Encoder(nn.Module):
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             stack = scanned(c, deterministic, hidden_states, name="layer")
-            last, states = stack(hidden, attention_mask)
+            last, states = stack(hidden, attention_mask, segment_ids)
             return jnp.concatenate([hidden[None], states]) if hidden_states else last
         states = [hidden]
         for index in range(c.num_hidden_layers):
             one = layer(c, deterministic, name=f"layer_{index}")
-            states.append(one(states[-1], attention_mask)[0])
+            states.append(one(states[-1], attention_mask, segment_ids)[0])
         return jnp.stack(states) if hidden_states else states[-1]
 
 
@@ -111,17 +116,23 @@ def rematerialized(config: BertConfig) -> Any:
 
 
 class Pooler(nn.Module):
-    """tanh projection of position 0, [CLS]."""
+    """tanh projection of [CLS]."""
 
     config: BertConfig
 
     @nn.compact
-    def __call__(self, hidden: jax.Array) -> jax.Array:
-        """[B, L, D] to [B, D]."""
+    def __call__(self, hidden: jax.Array, cls_positions: jax.Array | None = None) -> jax.Array:
+        """[B, L, D] to [B, D], of position 0; or to [B, N, D], of the positions [B, N]."""
         c = self.config
-        shape = (c.hidden_size, c.hidden_size)
-        dense = Projection(c, "BD,DE->BE", shape, ("embed", "pooled"), name="dense")
-        return jnp.tanh(dense(hidden[:, 0]))
+        packed = cls_positions is not None
+        shape, spec = (c.hidden_size, c.hidden_size), "BND,DE->BNE" if packed else "BD,DE->BE"
+        dense = Projection(c, spec, shape, ("embed", "pooled"), name="dense")
+        return jnp.tanh(dense(at_positions(hidden, cls_positions) if packed else hidden[:, 0]))
+
+
+def at_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
+    """Of each row of [B, L, D] the positions [B, P]: [B, P, D]."""
+    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
 
 
 class BertModel(nn.Module):
@@ -144,8 +155,10 @@ class BertModel(nn.Module):
         self,
         input_ids: jax.Array,
         token_type_ids: jax.Array,
-        attention_mask: jax.Array,
+        attention_mask: jax.Array | None,
         position_ids: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        cls_positions: jax.Array | None = None,
         *,
         deterministic: bool = True,
         hidden_states: bool = False,
@@ -156,13 +169,16 @@ class BertModel(nn.Module):
           input_ids, token_type_ids: int32 [B, L]; an id outside its table gives NaN.
           attention_mask: [B, L], 1 = attend to this position, 0 = padding.
           position_ids: int32 [B, L]; by default 0, 1, ..., L - 1 in each row.
+          segment_ids: int32 [B, L], in place of `attention_mask` where rows are packed: each
+            position attends to those of its own id; 0 = padding.
+          cls_positions: int32 [B, N], of the [CLS] of each sequence of packed rows.
           deterministic: no dropout; else a "dropout" key is needed.
           hidden_states: whether to give what every layer says, not the last alone.
 
         Returns:
-          sequence_output [B, L, D] and pooled_output [B, D] (None without pooling), of the
-          compute dtype. With `hidden_states`, the first is [layers + 1, B, L, D]: the embeddings,
-          then the output of each layer.
+          sequence_output [B, L, D] and pooled_output [B, D], or [B, N, D] at `cls_positions` (None
+          without pooling), of the compute dtype. With `hidden_states`, the first is
+          [layers + 1, B, L, D]: the embeddings, then the output of each layer.
         """
         embedded_BLD = self.embeddings(
             input_ids, token_type_ids, position_ids, deterministic=deterministic
@@ -170,8 +186,9 @@ class BertModel(nn.Module):
         encoded = self.encoder(
             embedded_BLD,
             attention_mask,
+            segment_ids,
             deterministic=deterministic,
             hidden_states=hidden_states,
         )
         last_BLD = encoded[-1] if hidden_states else encoded
-        return encoded, self.pooler(last_BLD) if self.pooling else None
+        return encoded, self.pooler(last_BLD, cls_positions) if self.pooling else None

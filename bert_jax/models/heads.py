@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
-from bert_jax.models.encoder import BertModel
+from bert_jax.models.encoder import BertModel, at_positions
 from bert_jax.models.layers import Projection, activation, constant, layer_norm, plus_bias
 from bert_jax.models.word_table import WordTable, word_logits
 
@@ -53,14 +53,18 @@ class PreTrainingHeads(nn.Module):
     def __call__(
         self, hidden: jax.Array | None, pooled: jax.Array | None, word_table: WordTable
     ) -> dict[str, jax.Array]:
-        """Masked positions [B, P, D] and pooled output [B, D], where given, to float32 logits."""
+        """Masked positions [B, P, D] and pooled output, where given, to float32 logits.
+
+        The pooled output is [B, D], or [B, N, D] of packed rows.
+        """
         c = self.config
         logits = {}
         if hidden is not None:
             logits["mlm_logits"] = Predictions(c, name="predictions")(hidden, word_table)
         if pooled is not None:
             shape, axes = (c.hidden_size, 2), ("embed", "class")
-            head = Projection(c, "BD,DC->BC", shape, axes, name="seq_relationship")
+            spec = "BND,DC->BNC" if pooled.ndim == 3 else "BD,DC->BC"
+            head = Projection(c, spec, shape, axes, name="seq_relationship")
             logits["nsp_logits"] = head(pooled).astype(jnp.float32)
         return logits
 
@@ -83,9 +87,11 @@ class BertForPreTraining(nn.Module):
         self,
         input_ids: jax.Array,
         token_type_ids: jax.Array,
-        attention_mask: jax.Array,
+        attention_mask: jax.Array | None,
         masked_lm_positions: jax.Array | None,
         position_ids: jax.Array | None = None,
+        segment_ids: jax.Array | None = None,
+        cls_positions: jax.Array | None = None,
         *,
         deterministic: bool = True,
     ) -> dict[str, jax.Array]:
@@ -96,22 +102,27 @@ class BertForPreTraining(nn.Module):
           attention_mask: [B, L], 1 = attend to this position, 0 = padding.
           masked_lm_positions: int32 [B, P], the positions to predict; None for no masked-LM head.
           position_ids: int32 [B, L]; by default 0, 1, ..., L - 1 in each row.
+          segment_ids, cls_positions: of packed rows, see `BertModel`.
           deterministic: no dropout; else a "dropout" key is needed.
 
         Returns:
           mlm_logits: float32 [B, P, V], with `PADDED_LOGIT` or so at rows from vocab_size on;
           sequence_output: [B, L, D] of the compute dtype;
           and with next_sentence nsp_logits, float32 [B, 2] (0 = is next, 1 = random), and
-          pooled_output, [B, D] of the compute dtype.
+          pooled_output, [B, D] of the compute dtype; of packed rows [B, N, 2] and [B, N, D].
         """
         sequence_output, pooled_output = self.bert(
-            input_ids, token_type_ids, attention_mask, position_ids, deterministic=deterministic
+            input_ids,
+            token_type_ids,
+            attention_mask,
+            position_ids,
+            segment_ids,
+            cls_positions,
+            deterministic=deterministic,
         )
         masked_BPD = None
         if masked_lm_positions is not None:
-            masked_BPD = jnp.take_along_axis(
-                sequence_output, masked_lm_positions[..., None], axis=1
-            )
+            masked_BPD = at_positions(sequence_output, masked_lm_positions)
         outputs = self.cls(masked_BPD, pooled_output, self.bert.embeddings.word_table)
         outputs["sequence_output"] = sequence_output
         if pooled_output is not None:

@@ -33,7 +33,8 @@ def splash_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    attention_mask: jax.Array,
+    attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None = None,
     *,
     interpret: bool = False,
 ) -> jax.Array:
@@ -47,6 +48,8 @@ def splash_attention(
         padded to a multiple of 128.
       attention_mask: [B, L], 1 = attend to this key. A row without any such key attends to all of
         them.
+      segment_ids: int32 [B, L], 0 = padding, in its place where rows are packed: each position
+        attends to those of its own id.
       interpret: run the kernel's steps as XLA operations, on any backend: for tests.
 
     Returns:
@@ -58,9 +61,13 @@ def splash_attention(
         jnp.pad(array, ((0, 0), (0, 0), (0, padding), (0, 0))) for array in (query, key, value)
     )
     query_BHLK = (query_BHLK.astype(jnp.float32) * width**-0.5).astype(query.dtype)
-    # A kernel's gradient is wrong where every key is masked.
-    attended_BL = (attention_mask > 0) | ~jnp.any(attention_mask > 0, axis=1, keepdims=True)
-    keys_BL = jnp.pad(attended_BL.astype(jnp.int32), ((0, 0), (0, padding)))
+    keys_BL = segment_ids
+    if keys_BL is None:
+        assert attention_mask is not None
+        # A kernel's gradient is wrong where every key is masked.
+        attended_BL = (attention_mask > 0) | ~jnp.any(attention_mask > 0, axis=1, keepdims=True)
+        keys_BL = attended_BL.astype(jnp.int32)
+    keys_BL = jnp.pad(keys_BL, ((0, 0), (0, padding)))
 
     def of_a_device(
         query: jax.Array, key: jax.Array, value: jax.Array, keys: jax.Array
@@ -73,9 +80,10 @@ def splash_attention(
             block_sizes=_block_sizes(length),
             interpret=interpret,
         )
-        # Queries are all of segment 1, as are the keys to attend to: what padding asks for is
-        # computed like the rest, as in plain attention, and nobody reads it.
-        segments = kernels.SegmentIds(q=jnp.ones_like(keys), kv=keys)
+        # Unpacked, queries are all of segment 1, as are the keys to attend to: what padding asks
+        # for is computed like the rest, as in plain attention, and nobody reads it.
+        queries = jnp.ones_like(keys) if segment_ids is None else keys
+        segments = kernels.SegmentIds(q=queries, kv=keys)
         return jax.vmap(kernel)(query, key, value, segments)
 
     operands = query_BHLK, key_BHLK, value_BHLK, keys_BL

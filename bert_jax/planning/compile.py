@@ -102,7 +102,7 @@ def compile_phase(config: Config, phase: Phase, devices: Sequence[Any]) -> Compi
 
 def _abstract_batch(config: Config, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     sharding = batch_sharding(mesh)
-    shapes = batch_shapes(phase, next_sentence=config.data.next_sentence)
+    shapes = batch_shapes(phase, config.data)
     return {
         name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         for name, (shape, dtype) in shapes.items()

@@ -23,6 +23,7 @@ _SECONDS_A_DAY = 86_400
 class PhasePlan:
     """A phase on a topology; bytes and FLOPs are of one device and one step.
 
+    packed: planned for a row a sequence, the most that a packed step takes.
     fits: whether the compiler found room in the memory of a device.
     wanted: bytes that it would take where it does not fit; 0 where the compiler does not say.
     remedies: settings with which it would, and the bytes that it would take then.
@@ -38,6 +39,7 @@ class PhasePlan:
     seq_len: int
     batch_size: int
     steps: int
+    packed: bool
     fits: bool
     wanted: float = 0.0
     remedies: dict[str, float] = field(default_factory=dict)
@@ -133,6 +135,7 @@ def _plan_phase(
         "seq_len": phase.seq_len,
         "batch_size": phase.batch_size,
         "steps": phase.steps,
+        "packed": config.data.packing,
         "model_flops_per_token": model,
     }
     try:

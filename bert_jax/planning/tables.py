@@ -58,6 +58,8 @@ def _phase_lines(number: int, phase: PhasePlan, plan: Plan) -> list[str]:
         ),
         ("memory", _memory_text(phase, plan)),
     ]
+    if phase.packed:
+        rows.append(("packing", "at most: rows hang on the text, and this is a row a sequence"))
     for setting, taken in phase.remedies.items():
         rows.append(("", f"fits with {setting}: {taken / _GIB:.2f} GiB"))
     if not phase.fits and not phase.remedies:

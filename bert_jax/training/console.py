@@ -45,14 +45,15 @@ def header(
         ("mesh", f"{mesh_text}, {device_kind}"),
     ]
     for number, phase in enumerate(config.phases, 1):
-        rows.append((f"phase {number}", _phase_text(phase)))
+        packed = ", packed" if config.data.packing else ""
+        rows.append((f"phase {number}", _phase_text(phase) + packed))
     if start_step:
         rows.append(("resumes", f"after step {start_step:,} of {config.total_steps:,}"))
     flops = run_flops(config.model, config.phases, start_step)
     to_do = f"{_tokens_to_do(config.phases, start_step):,} tokens, {flops:.2g} FLOPs"
     if flops_per_second:
         to_do += f", about {duration(flops / flops_per_second)}"
-    rows.append(("to do", to_do))
+    rows.append(("to do", f"at most {to_do}" if config.data.packing else to_do))
     return table("pretraining", rows)
 
 
@@ -167,12 +168,11 @@ class Progress:
 
 def pretraining_seconds_left(config: Config, step: int, record: Mapping[str, Any]) -> float | None:
     """Time for the FLOPs left at the speed of `record`: a longer phase ahead counts as such."""
-    speed = record.get("tokens_per_second")
+    speed = record.get("steps_per_second")
     if not speed:
         return None
-    phase = config.phases[record["phase"]]
-    flops_per_token = step_flops(config.model, phase) / (phase.seq_len * phase.batch_size)
-    return run_flops(config.model, config.phases, step) / (flops_per_token * speed)
+    of_a_step = step_flops(config.model, config.phases[record["phase"]])
+    return run_flops(config.model, config.phases, step) / (of_a_step * speed)
 
 
 def duration(seconds: float) -> str:

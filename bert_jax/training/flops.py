@@ -46,7 +46,7 @@ def training_flops_per_token(model: BertConfig, seq_len: int, max_predictions: f
 
 
 def step_flops(model: BertConfig, phase: Phase) -> float:
-    """FLOPs of one optimizer step of `phase`, over all devices."""
+    """FLOPs of one optimizer step of `phase`, over all devices; a packed one has fewer rows."""
     per_token = training_flops_per_token(model, phase.seq_len, phase.max_predictions)
     return per_token * phase.seq_len * phase.batch_size
 

@@ -67,7 +67,7 @@ def train_steps(
 
     Args:
       run: what the stretches share.
-      stretch: where it ends, and what a step of it costs.
+      stretch: where it ends, and what a row of its batches costs.
       state: it is consumed.
       host_batches: this process's rows of the batches, from the state's step on.
       evaluation: from parameters to the means of the held-out metrics; raises `Stopped` where the
@@ -108,10 +108,11 @@ def train_steps(
     while step < end and not run.stop_due():
         train_step = _compiled(run, state, batch)
         run.begin("step")
+        rows = len(next(iter(batch.values())))
         with clock(TRAIN):
             state, metrics, outcome = train_step(state, batch)
             step += 1
-            window.add(step, metrics, outcome)
+            window.add(step, rows, metrics, outcome)
         if step < end:
             with clock("input"):
                 batch = next(batches)

@@ -5,7 +5,8 @@ batch. So nothing here divides; `objective.summed_loss` does, once, by the whole
 
 A batch is a dict of arrays (B sequences, P predictions each): masked_lm_ids int32 [B, P],
 masked_lm_weights float32 [B, P] (1 real, 0 padding), and with next-sentence prediction
-next_sentence_labels int32 [B] (0 = is next, 1 = random), next_sentence_weights float32 [B].
+next_sentence_labels int32 [B] (0 = is next, 1 = random), next_sentence_weights float32 [B]. Where
+it is packed, B is its rows, of N sequences each, and the last two are [B, N].
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ def pretraining_metrics(outputs: Batch, batch: Batch) -> dict[str, tuple[jax.Arr
 
     Args:
       outputs: the model's: mlm_logits float32 [B, P, V] and, where the batch has
-        next_sentence_labels, nsp_logits float32 [B, 2].
+        next_sentence_labels, nsp_logits float32 [B, 2], or [B, N, 2].
       batch: labels and weights, as above.
 
     Returns:

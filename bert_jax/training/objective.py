@@ -32,9 +32,9 @@ class Objective(NamedTuple):
 
 
 def apply(
-    model: nn.Module, params: Any, inputs: Sequence[jax.Array], key: jax.Array | None
+    model: nn.Module, params: Any, inputs: Sequence[jax.Array | None], key: jax.Array | None
 ) -> dict[str, jax.Array]:
-    """The model's outputs for its inputs; without a dropout key nothing is dropped."""
+    """The model's outputs for its inputs, None where it has none; no key is no dropout."""
     rngs = None if key is None else {"dropout": key}
     outputs: Any = model.apply({"params": params}, *inputs, deterministic=key is None, rngs=rngs)
     return outputs
@@ -51,7 +51,10 @@ def summed_loss(metrics: Metrics, weights: Mapping[str, jax.Array]) -> jax.Array
 
 
 def pretraining(model: BertForPreTraining) -> Objective:
-    """Masked language model and, where the model has it, next sentence (BERT paper, A.2)."""
+    """Masked language model and, where the model has it, next sentence (BERT paper, A.2).
+
+    Batches are those of `bert_jax.data.batch_shapes`, packed or not.
+    """
 
     def init(key: jax.Array) -> Any:
         tokens, positions = jnp.zeros((1, 8), jnp.int32), jnp.zeros((1, 1), jnp.int32)
@@ -59,6 +62,7 @@ def pretraining(model: BertForPreTraining) -> Objective:
 
     def forward(params: Any, batch: Batch, key: jax.Array | None) -> dict[str, jax.Array]:
         names = ("input_ids", "token_type_ids", "attention_mask", "masked_lm_positions")
-        return apply(model, params, [batch[name] for name in names], key)
+        packed = ("position_ids", "segment_ids", "cls_positions")
+        return apply(model, params, [batch.get(name) for name in (*names, *packed)], key)
 
     return Objective(init, forward, loss_weights, pretraining_metrics)

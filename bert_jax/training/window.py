@@ -19,12 +19,12 @@ _STEP_CAUSES = (TRAIN, "input")
 
 
 class Stretch(NamedTuple):
-    """Steps whose batches have one shape: a phase."""
+    """Steps whose batches have rows of one kind: a phase."""
 
     phase: int  # its number, from 0
     end: int  # the run's step at which it ends
-    tokens: int  # positions of a global batch, padding included
-    flops: float  # of a step, over all devices
+    tokens: float  # positions of a batch's row, padding included
+    flops: float  # of a row
 
 
 class Window:
@@ -45,7 +45,7 @@ class Window:
         self._clock = clock
         peak = peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
-        self._pending: deque[tuple[int, Metrics, Outcome]] = deque()
+        self._pending: deque[tuple[int, int, Metrics, Outcome]] = deque()
         self._news: list[dict[str, Any]] = []
         self._restart()
         self._sums |= stored.get("sums", {})
@@ -58,12 +58,15 @@ class Window:
 
     def _restart(self) -> None:
         self._sums: dict[str, list[float]] = {}
-        self._steps = self._skips = self._steps_here = 0
+        self._steps = self._skips = self._steps_here = self._rows_here = 0
         self._began = {cause: self._clock.seconds[cause] for cause in _STEP_CAUSES}
 
-    def add(self, step: int, metrics: Metrics, outcome: Outcome) -> None:
-        """Add a step, and wait for the one two before it, so that the host does not run ahead."""
-        self._pending.append((step, metrics, outcome))
+    def add(self, step: int, rows: int, metrics: Metrics, outcome: Outcome) -> None:
+        """Add a step over a batch of so many rows.
+
+        Waits for the step two before it, so that the host does not run ahead.
+        """
+        self._pending.append((step, rows, metrics, outcome))
         if len(self._pending) > _STEPS_AHEAD:
             self._count(*self._pending.popleft())
 
@@ -93,7 +96,7 @@ class Window:
         """The "train" record of the window, which then starts anew.
 
         Means are over the steps that were not skipped, None where all were. Speeds are those of
-        the steps of this session.
+        the steps of this session; of positions that were computed, padding included.
         """
         self.settle()
         means = {name: total / weight for name, (total, weight) in self._sums.items() if weight}
@@ -101,7 +104,7 @@ class Window:
         losses = [means[name] for name in ("mlm_loss", "nsp_loss") if name in means]
         spent = {cause: self._clock.seconds[cause] - began for cause, began in self._began.items()}
         seconds = sum(spent.values())
-        speed = self._steps_here / seconds
+        rows_per_second = self._rows_here / seconds
         self._clock.move(TRAIN, "skipped steps", spent[TRAIN] * self._skips / self._steps)
         record = {
             "kind": "train",
@@ -111,18 +114,20 @@ class Window:
             **means,
             "grad_norm": norm,
             "skipped": self._skips,
-            "tokens_per_second": stretch.tokens * speed,
-            "mfu": stretch.flops * speed / self._peak if self._peak else None,
+            "steps_per_second": self._steps_here / seconds,
+            "tokens_per_second": stretch.tokens * rows_per_second,
+            "mfu": stretch.flops * rows_per_second / self._peak if self._peak else None,
             "input_wait": spent["input"] / seconds,
         }
         self._restart()
         return record
 
-    def _count(self, step: int, metrics: Metrics, outcome: Outcome) -> None:
+    def _count(self, step: int, rows: int, metrics: Metrics, outcome: Outcome) -> None:
         with self._clock(TRAIN):
             metrics, outcome = jax.device_get((metrics, outcome))
         self._steps += 1
         self._steps_here += 1
+        self._rows_here += rows
         if outcome.skipped:
             self._skips += 1
             self.skipped += 1

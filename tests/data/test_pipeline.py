@@ -18,12 +18,11 @@ from bert_jax.data.pairs import open_plan
 from bert_jax.data.pipeline import (
     Batch,
     PairExamples,
-    Spans,
-    _truncate,
     majority_baseline,
     train_dataset,
 )
 from bert_jax.data.shards import Shard, build_shard
+from bert_jax.data.spans import Spans, truncate
 from bert_jax.errors import UserError
 
 PAD, CLS, SEP, MASK, FIRST = 0, 2, 3, 4, 5
@@ -285,7 +284,7 @@ def test_truncation_is_that_of_one_piece_at_a_time(
     pairs: list[tuple[int, int]], pieces: int
 ) -> None:
     before_a, before_b = (list(lengths) for lengths in zip(*pairs, strict=True))
-    a, b = _truncate(spans(before_a), spans(before_b), pieces, keyed.key(1, np.arange(len(pairs))))
+    a, b = truncate(spans(before_a), spans(before_b), pieces, keyed.key(1, np.arange(len(pairs))))
     kept = list(zip(a.length.tolist(), b.length.tolist(), strict=True))
     assert kept == [literal_truncation(x, y, pieces) for x, y in pairs]
     for span, before in ((a, before_a), (b, before_b)):
@@ -297,7 +296,7 @@ def test_truncation_is_that_of_one_piece_at_a_time(
 def test_front_losses_are_binomial(tosses: int) -> None:
     count = 20_000
     keys = keyed.key(9, np.arange(count))
-    a, _ = _truncate(spans([10 + tosses] * count), spans([0] * count), 10, keys)
+    a, _ = truncate(spans([10 + tosses] * count), spans([0] * count), 10, keys)
     heads = a.start
     assert np.all(a.length == 10)
     assert heads.min() >= 0

@@ -101,6 +101,25 @@ def test_a_row_without_keys_attends_to_all_of_them():
         assert deviation(a, b) < 3e-6
 
 
+def test_packed_sequences_attend_within_themselves():
+    length = 200  # padded to 256
+    *inputs, gradient = operands((2, 1, length, 16), "float32")
+    # Three sequences and padding; a row without any.
+    segments = jnp.array([np.repeat([1, 2, 3, 0], [50, 7, 61, length - 118]), [0] * length])
+    real = segments[:, None, :, None] > 0
+    gradient = jnp.where(real, gradient, 0)
+    bias = mask_bias(None, segments)
+
+    options: Any = {"dtype": "float32", "dropout_rate": 0.0, "dropout_seed": None}
+
+    ours, pull_ours = jax.vjp(lambda q, k, v: interpreted(q, k, v, None, segments), *inputs)
+    expected, pull = jax.vjp(lambda q, k, v: attention(q, k, v, bias, **options), *inputs)
+    assert deviation(jnp.where(real, ours, 0), jnp.where(real, expected, 0)) < 3e-6
+    assert jnp.isfinite(ours).all()
+    for a, b in zip(pull_ours(gradient), pull(gradient), strict=True):
+        assert deviation(a, b) < 3e-6
+
+
 CONFIG = BertConfig(
     vocab_size=90,
     hidden_size=32,

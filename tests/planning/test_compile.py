@@ -37,7 +37,16 @@ def test_the_batch_is_that_of_the_pipeline(shards):
     )
     batch = examples.batch(0, phase.batch_size)
     expected = {name: (array.shape, array.dtype) for name, array in batch.items()}
-    assert batch_shapes(phase, next_sentence=True) == expected
+    assert batch_shapes(phase, config.data) == expected
+
+
+def test_a_packed_phase_is_planned_for_a_row_a_sequence():
+    config = get_config()
+    config.data.packing = True
+    config.model.num_hidden_layers, config.model.scan_layers = 1, False
+    memory = compile_phase(config, config.phases[0], jax.devices()[:1]).memory
+    # Ids, types, segments and positions; what is to be predicted; the [CLS] of 8 sequences a row.
+    assert memory.batch == 16 * 4 * (4 * 32 + 3 * (int(0.15 * 32) + 8) + 3 * 8)
 
 
 def test_memory_and_work_of_a_step_over_eight_devices(compiled):

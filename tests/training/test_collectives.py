@@ -93,7 +93,7 @@ def sent(config: Config, topology: str = "v5e:4x2", slices: int = 1) -> list[Col
         program = pretraining_program(config, mesh)
         batch = {
             name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
-            for name, (shape, dtype) in batch_shapes(config.phases[0], next_sentence=True).items()
+            for name, (shape, dtype) in batch_shapes(config.phases[0], config.data).items()
         }
         lowered = program.train_step.lower(program.abstract, batch)
     assert parameter_count(program.abstract.params) == sizes().all

@@ -1,5 +1,6 @@
 """What a person sees: the right numbers, and plain lines where there is no terminal."""
 
+import dataclasses
 import functools
 import io
 import re
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import Config, Phase, model_size
+from bert_jax.config import Config, DataConfig, Phase, model_size
 from bert_jax.training import console
 from bert_jax.training.console import (
     Progress,
@@ -31,6 +32,7 @@ TRAIN = {
     "loss": 5.2344,
     "mlm_accuracy": 0.1415,
     "nsp_accuracy": 0.711,
+    "steps_per_second": 5.5,
     "tokens_per_second": 45_123.4,
     "mfu": None,
     "input_wait": 0.0031,
@@ -144,6 +146,13 @@ def test_a_terminal_gets_a_bar_that_text_does_not_break():
     assert "mfu 41.3%" in last
 
 
+def test_header_of_a_packed_run_states_the_most_work():
+    config = dataclasses.replace(CONFIG, data=DataConfig(packing=True))
+    text = header(config, 4_416_698, {"data": 8}, "cpu", flops_per_second=1e11)
+    assert "20 predictions a sequence, packed\n" in text
+    assert f"at most {20 * 64 * 128 + 10 * 16 * 512:,} tokens" in text
+
+
 def test_other_processes_print_nothing():
     for stream in (Terminal(), io.StringIO()):
         with Progress(CONFIG.total_steps, SECONDS_LEFT, enabled=False, stream=stream) as progress:
@@ -155,10 +164,10 @@ def test_other_processes_print_nothing():
 def test_time_left_counts_the_longer_phase_as_longer():
     stream = io.StringIO()
     with Progress(CONFIG.total_steps, SECONDS_LEFT, stream=stream) as progress:
-        progress.update(10, TRAIN | {"tokens_per_second": 100.0})
+        progress.update(10, TRAIN | {"steps_per_second": 0.25})
     flops = run_flops(CONFIG.model, CONFIG.phases, 10)
-    per_token = run_flops(CONFIG.model, CONFIG.phases[:1]) / (20 * 64 * 128)
-    assert stream.getvalue().strip().endswith(f"eta {duration(flops / per_token / 100)}")
+    of_a_step = run_flops(CONFIG.model, CONFIG.phases[:1]) / 20
+    assert stream.getvalue().strip().endswith(f"eta {duration(flops / of_a_step / 0.25)}")
 
 
 @pytest.mark.parametrize(

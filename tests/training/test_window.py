@@ -12,7 +12,7 @@ from bert_jax.training.window import Stretch, Window
 
 STRETCH = Stretch(phase=0, end=100, tokens=64, flops=1e9)
 STEPS = 12
-NOISE = ("tokens_per_second", "mfu", "input_wait")
+NOISE = ("steps_per_second", "tokens_per_second", "mfu", "input_wait")
 
 
 def add_step(window: Window, step: int, skipped: bool) -> None:
@@ -24,7 +24,7 @@ def add_step(window: Window, step: int, skipped: bool) -> None:
         "mlm_accuracy": (jnp.float32(0 if skipped else accuracy), weight),
     }
     outcome = Outcome(jnp.float32(np.nan) if skipped else loss, norm, jnp.bool_(skipped))
-    window.add(step, metrics, outcome)
+    window.add(step, rows=4, metrics=metrics, outcome=outcome)
 
 
 def stopped_at(stops: set[int], skipped: set[int]) -> tuple[dict, Window]:

@@ -1,0 +1,106 @@
+"""What packing gains: the share of real tokens in a row, and the time of a step over it.
+
+    python -m benchmarks.packing DIRECTORY [SIZE]
+
+DIRECTORY holds token shards; SIZE is mini by default. Steps over the same sequences, packed and
+not, take turns in one process, in bfloat16 at length 512, so that the ratio of their times is that
+of real tokens a second.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from benchmarks.batches import PREDICTIONS
+from bert_jax.config import Config, Phase, model_size
+from bert_jax.data.packing import PackedExamples
+from bert_jax.data.pipeline import Batch, PairExamples, open_examples
+from bert_jax.data.tokenization import Tokenizer, load_tokenizer
+from bert_jax.training.program import pretraining_program
+from bert_jax.training.sharding import make_mesh, shard_batch
+from bert_jax.training.state import create_state
+
+ROUNDS = 7
+
+
+def examples(
+    directory: Path, tokenizer: Tokenizer, config: Config, phase: Phase
+) -> tuple[PairExamples, PackedExamples]:
+    """The examples of a phase, unpacked and packed."""
+    unpacked = open_examples(
+        directory,
+        "train",
+        tokenizer,
+        config.data,
+        seq_len=phase.seq_len,
+        max_predictions=phase.max_predictions,
+        seed=0,
+    )
+    packed = PackedExamples(unpacked, phase, config.data, pad_id=tokenizer.pad_id, multiple=1)
+    return unpacked, packed
+
+
+def print_shares(directory: Path, tokenizer: Tokenizer, config: Config) -> None:
+    """Real tokens of all positions, over 40 batches of 256 sequences."""
+    for seq_len, max_predictions in PREDICTIONS.items():
+        phase = Phase(seq_len=seq_len, batch_size=256, max_predictions=max_predictions)
+        unpacked, packed = examples(directory, tokenizer, config, phase)
+        real = sum(unpacked.cut(step, 256).lengths.sum() for step in range(40))
+        rows = [len(packed.batch(step, 256)["input_ids"]) for step in range(40)]
+        before, after = real / (40 * 256 * seq_len), real / (sum(rows) * seq_len)
+        numbers = dict(zip(*(column.tolist() for column in np.unique_counts(rows)), strict=True))
+        print(f"length {seq_len}: real {before:.1%}, packed {after:.1%}; steps by rows: {numbers}")
+
+
+def make_step(config: Config) -> Callable[[Batch], float]:
+    """A training step on the first device, that gives its seconds."""
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    with jax.set_mesh(mesh):
+        objective, optimizer, abstract, step = pretraining_program(config, mesh)
+        state = create_state(objective, optimizer, abstract, seed=0)
+
+    def timed(batch: Batch) -> float:
+        nonlocal state
+        with jax.set_mesh(mesh):
+            placed = jax.block_until_ready(shard_batch(mesh, batch))
+            start = time.perf_counter()
+            state, _, outcome = step(state, placed)
+            jax.block_until_ready((state, outcome))
+        return time.perf_counter() - start
+
+    return timed
+
+
+def main() -> None:
+    directory, size = Path(sys.argv[1]), (*sys.argv[2:], "mini")[0]
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    config = Config(model=model_size(size))
+    config.model.vocab_size = tokenizer.vocab_size
+    config.model.dtype, config.model.scan_layers = "bfloat16", size in ("base", "large")
+    config.data.packing = True
+    print_shares(directory, tokenizer, config)
+
+    phase = Phase(seq_len=512, batch_size=32, max_predictions=PREDICTIONS[512])
+    timed, ratios, warm = make_step(config), [], set()
+    for step in range(ROUNDS):
+        both = [each.batch(step, 32) for each in examples(directory, tokenizer, config, phase)]
+        for batch in both:
+            if batch["input_ids"].shape not in warm:  # compiled
+                timed(batch)
+                warm.add(batch["input_ids"].shape)
+        unpacked, packed = map(timed, both)
+        ratios.append(unpacked / packed)
+        print(
+            f"{size}, 32 sequences in {len(both[1]['input_ids'])} rows: {1e3 * unpacked:.0f} ms "
+            f"unpacked, {1e3 * packed:.0f} packed, {ratios[-1]:.2f} times the real tokens a second",
+            flush=True,
+        )
+    print(f"median {np.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()
