@@ -1,16 +1,12 @@
 """Checkpoints of several processes: all go on from the same step. Run as a script, it is one."""
 
 import os
-import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-ROOT = Path(__file__).parent.parent.parent
-SECONDS = 180
+from peers import two_peers
 
 
 def peer(rank: int, port: int, run: Path, steps: list[int]) -> None:
@@ -48,33 +44,8 @@ def peer(rank: int, port: int, run: Path, steps: list[int]) -> None:
     checkpoints.close()
 
 
-def two_peers(run: Path, *steps: int) -> list[tuple[str, str]]:
-    """What each of two processes, of two devices each, says on its two streams."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "PYTHONPATH": str(ROOT),
-    }
-    arguments = [str(port), str(run), *map(str, steps)]
-    peers = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [process.communicate(timeout=SECONDS) for process in peers]
-    finally:
-        for process in peers:
-            process.kill()
-    assert not any(process.returncode for process in peers), said
-    return said
+def in_two(run: Path, *steps: int) -> list[tuple[str, str]]:
+    return two_peers(__file__, str(run), *map(str, steps))
 
 
 def both_say(what: str, said: list[tuple[str, str]]) -> bool:
@@ -85,12 +56,12 @@ def both_say(what: str, said: list[tuple[str, str]]) -> bool:
 @pytest.mark.slow
 def test_two_processes_go_on_from_the_same_step(tmp_path):
     folder = tmp_path / "checkpoints"
-    two_peers(tmp_path, 1, 2, 3)
-    assert both_say("restored 3\n", two_peers(tmp_path))
+    in_two(tmp_path, 1, 2, 3)
+    assert both_say("restored 3\n", in_two(tmp_path))
 
     # Its files are damaged: process 0 sees it.
     (folder / "3/manifest.ocdbt").unlink()
-    said = two_peers(tmp_path)
+    said = in_two(tmp_path)
     assert both_say("restored 2\n", said)
     assert sum(err.count("damaged: manifest.ocdbt is missing; set aside") for _, err in said) == 1
 
@@ -101,12 +72,12 @@ def test_two_processes_go_on_from_the_same_step(tmp_path):
     content["arrays"]["x"]["fingerprint"] = "00000000"
     (folder / "2" / SEAL_FILE).unlink()
     write_seal(folder / "2", {name: content[name] for name in ("arrays", "window")})
-    said = two_peers(tmp_path)
+    said = in_two(tmp_path)
     assert both_say("restored 1\n", said)
     assert sum(err.count("damaged: x is not what was saved; set aside") for _, err in said) == 1
 
     (folder / "1" / SEAL_FILE).unlink()
-    said = two_peers(tmp_path)
+    said = in_two(tmp_path)
     assert both_say("no checkpoint is whole", said), said
     assert sorted(os.listdir(folder / "damaged")) == ["1-3", "2-2", "3-1"]
 

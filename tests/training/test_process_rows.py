@@ -3,14 +3,10 @@
 The order of the network puts devices of different hosts next to each other on most slices.
 """
 
-import os
-import socket
-import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
-SECONDS = 120
+from peers import two_peers
+
 BATCH = 16
 
 
@@ -36,28 +32,7 @@ def peer(rank: int, port: int) -> None:
 
 
 def test_processes_whose_devices_alternate_feed_their_own_rows():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "PYTHONPATH": str(ROOT),
-    }
-    peers = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(port)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [each.communicate(timeout=SECONDS)[0].strip() for each in peers]
-    finally:
-        for each in peers:
-            each.kill()
-    assert [each.returncode for each in peers] == [0, 0]
+    said = [out.strip() for out, _ in two_peers(__file__)]
     assert said == [str([0, 1, 2, 3, 8, 9, 10, 11]), str([4, 5, 6, 7, 12, 13, 14, 15])]
 
 
