@@ -16,7 +16,10 @@ from typing import Any, Self
 
 import orbax.checkpoint as ocp
 
-from bert_jax.config import BertConfig, Config, OptimizerConfig, Phase
+from bert_jax.config import BertConfig, Config, DataConfig, OptimizerConfig, Phase
+from bert_jax.data.packing import PackedExamples
+from bert_jax.data.pipeline import PairExamples, open_examples
+from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.prepare import prepare
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.seal import read_seal
@@ -81,6 +84,25 @@ def write_shards(folder: Path) -> Path:
     corpus.heldout_fraction = 0.15
     prepare(corpus, 120, folder / "shards", workers=1, progress=False)
     return folder / "shards"
+
+
+def packed_examples(
+    shards: Path, phase: Phase, *, next_sentence: bool = True, multiple: int = 1
+) -> tuple[PairExamples, PackedExamples]:
+    """The same training examples, many of them short, unpacked and packed."""
+    data = DataConfig(packing=True, short_seq_prob=0.8, next_sentence=next_sentence)
+    tokenizer = load_tokenizer(shards / "tokenizer")
+    examples = open_examples(
+        shards,
+        "train",
+        tokenizer,
+        data,
+        seq_len=phase.seq_len,
+        max_predictions=phase.max_predictions,
+        seed=0,
+    )
+    packed = PackedExamples(examples, phase, data, pad_id=tokenizer.pad_id, multiple=multiple)
+    return examples, packed
 
 
 def command(shards: Path, directory: Path, *flags: str) -> list[str]:

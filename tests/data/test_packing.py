@@ -1,38 +1,17 @@
 """Packed batches hold the sequences of the unpacked ones, each once, and nothing else."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_run import packed_examples
 
 from bert_jax.config import DataConfig, Phase
 from bert_jax.data.batch_shapes import SEQUENCES_A_ROW, batch_shapes, row_predictions
-from bert_jax.data.packing import PackedExamples, lay_out, row_count
-from bert_jax.data.pipeline import Batch, PairExamples, open_examples, train_dataset
-from bert_jax.data.tokenization import load_tokenizer
+from bert_jax.data.packing import lay_out, row_count
+from bert_jax.data.pipeline import Batch, train_dataset
 
 PHASE = Phase(seq_len=64, batch_size=48, max_predictions=10)
-
-
-def both(
-    shards: Path, *, next_sentence: bool = True, multiple: int = 1
-) -> tuple[PairExamples, PackedExamples]:
-    """The same examples, many of them short, unpacked and packed."""
-    data = DataConfig(packing=True, short_seq_prob=0.8, next_sentence=next_sentence)
-    tokenizer = load_tokenizer(shards / "tokenizer")
-    examples = open_examples(
-        shards,
-        "train",
-        tokenizer,
-        data,
-        seq_len=PHASE.seq_len,
-        max_predictions=PHASE.max_predictions,
-        seed=0,
-    )
-    packed = PackedExamples(examples, PHASE, data, pad_id=tokenizer.pad_id, multiple=multiple)
-    return examples, packed
 
 
 def sequences(batch: Batch) -> list[tuple]:
@@ -90,7 +69,7 @@ def packed_sequences(batch: Batch) -> list[tuple]:
 
 @pytest.mark.parametrize("next_sentence", [True, False])
 def test_a_packed_batch_holds_the_same_sequences_in_fewer_rows(shards, next_sentence):
-    examples, packed = both(shards, next_sentence=next_sentence)
+    examples, packed = packed_examples(shards, PHASE, next_sentence=next_sentence)
     shapes = batch_shapes(PHASE, DataConfig(packing=True, next_sentence=next_sentence))
     for step in (0, 5):
         batch = packed.batch(step, PHASE.batch_size)
@@ -108,7 +87,7 @@ def test_a_packed_batch_holds_the_same_sequences_in_fewer_rows(shards, next_sent
 @pytest.mark.parametrize("multiple", [4, 12])
 def test_processes_build_their_own_rows(shards, multiple):
     """Four devices of two processes, alternating along the mesh."""
-    _, packed = both(shards, multiple=multiple)
+    _, packed = packed_examples(shards, PHASE, multiple=multiple)
     whole = packed.batch(3, PHASE.batch_size)
     count = len(whole["input_ids"])
     assert count % multiple == 0
@@ -121,7 +100,7 @@ def test_processes_build_their_own_rows(shards, multiple):
 
 
 def test_tf_data_gives_batches_of_several_shapes(shards):
-    _, packed = both(shards)
+    _, packed = packed_examples(shards, PHASE)
     shapes = set()
     for step, batch in enumerate(train_dataset(packed, 0, 12, 16)):
         shapes.add(batch["input_ids"].shape)

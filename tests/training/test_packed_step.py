@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import optax
 import pytest
+from small_run import packed_examples
 
-from bert_jax.config import BertConfig, DataConfig, MeshConfig, Phase
-from bert_jax.data.packing import PackedExamples
-from bert_jax.data.pipeline import Batch, open_examples
-from bert_jax.data.tokenization import load_tokenizer
+from bert_jax.config import BertConfig, MeshConfig, Phase
+from bert_jax.data.pipeline import Batch
 from bert_jax.models import BertForPreTraining
 from bert_jax.training.objective import pretraining
 from bert_jax.training.sharding import make_mesh, shard_batch
@@ -37,19 +36,9 @@ CONFIG = BertConfig(
 
 def batches(shards: Path, multiple: int, next_sentence: bool = True) -> tuple[Batch, Batch]:
     """The first batch, unpacked and packed; half of its sequences are short."""
-    data = DataConfig(packing=True, short_seq_prob=0.8, next_sentence=next_sentence)
-    tokenizer = load_tokenizer(shards / "tokenizer")
-    examples = open_examples(
-        shards,
-        "train",
-        tokenizer,
-        data,
-        seq_len=PHASE.seq_len,
-        max_predictions=PHASE.max_predictions,
-        seed=0,
-    )
-    packed = PackedExamples(examples, PHASE, data, pad_id=tokenizer.pad_id, multiple=multiple)
-    return examples.batch(0, PHASE.batch_size), packed.batch(0, PHASE.batch_size)
+    both = packed_examples(shards, PHASE, next_sentence=next_sentence, multiple=multiple)
+    unpacked, packed = (examples.batch(0, PHASE.batch_size) for examples in both)
+    return unpacked, packed
 
 
 @pytest.mark.parametrize("next_sentence", [True, False])
