@@ -36,6 +36,16 @@ wants_help() {
   return 1
 }
 
+# check_command WORD ...: $command must be one of them.
+check_command() {
+  local word list
+  for word in "$@"; do
+    if [[ $command == "$word" ]]; then return; fi
+  done
+  list=$(printf '%s, ' "${@:1:$#-1}")
+  fail "${command:-nothing}: must be ${list%, } or ${!#} (see --help)"
+}
+
 # Prints the words of a command so that a shell reads them as they are; for people too, so that a
 # word is quoted only where it must be.
 quoted() {

@@ -152,8 +152,7 @@ if wants_help "$@"; then
   exit
 fi
 command=${1:-}
-[[ $command =~ ^(render|run|resume|watch|logs|stop|delete)$ ]] ||
-  fail "${command:-nothing}: must be render, run, resume, watch, logs, stop or delete (see --help)"
+check_command render run resume watch logs stop delete
 shift
 while (($#)); do
   case $1 in

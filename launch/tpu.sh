@@ -210,8 +210,7 @@ if wants_help "$@"; then
   exit
 fi
 command=${1:-}
-[[ $command =~ ^(create|run|resume|watch|logs|stop|delete)$ ]] ||
-  fail "${command:-nothing}: must be create, run, resume, watch, logs, stop or delete (see --help)"
+check_command create run resume watch logs stop delete
 shift
 while (($#)); do
   case $1 in
