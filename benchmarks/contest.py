@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from bert_jax import allocator
+
 ROOT = Path(__file__).parent.parent
+DTYPES = ("float32", "bfloat16")
 # Of one contender's turn: long against a switch of tasks, short against a neighbour's job.
 SECONDS_A_TURN = 1.0
 
@@ -35,6 +38,21 @@ class Contender:
     module: str
     settings: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def ours(
+    module: str, settings: Mapping[str, Any], dtypes: Sequence[str], platform: str
+) -> list[Contender]:
+    """Ours in each dtype, with the allocator that `train` starts itself with."""
+    return [
+        Contender(
+            f"ours, {dtype}",
+            module,
+            {**settings, "dtype": dtype},
+            allocator.SETTINGS | {"JAX_PLATFORMS": platform},
+        )
+        for dtype in dtypes
+    ]
 
 
 @dataclass(frozen=True)
@@ -117,7 +135,7 @@ class Worker:
         self._process.wait()
 
 
-def contest(ours: Sequence[Contender], peers: Sequence[Contender], rounds: int) -> list[Result]:
+def contest(own: Sequence[Contender], peers: Sequence[Contender], rounds: int) -> list[Result]:
     """Measure each peer in turns with all of ours; a peer's process ends before the next begins.
 
     Returns:
@@ -125,15 +143,15 @@ def contest(ours: Sequence[Contender], peers: Sequence[Contender], rounds: int) 
     """
     results = []
     with ExitStack() as stack:
-        own = [stack.enter_context(Worker(contender)) for contender in ours]
-        taken: dict[str, list[float]] = {worker.name: [] for worker in own}
+        rivals = [stack.enter_context(Worker(contender)) for contender in own]
+        taken: dict[str, list[float]] = {worker.name: [] for worker in rivals}
         for peer in peers:
             print(f"  {peer.name}", file=sys.stderr, flush=True)
             with Worker(peer) as worker:
                 seconds: list[float] = []
-                beside: dict[str, list[float]] = {rival.name: [] for rival in own}
+                beside: dict[str, list[float]] = {rival.name: [] for rival in rivals}
                 for _ in range(rounds):
-                    for rival in own:
+                    for rival in rivals:
                         beside[rival.name].append(rival.seconds())
                     seconds.append(worker.seconds())
                 results.append(
@@ -141,7 +159,7 @@ def contest(ours: Sequence[Contender], peers: Sequence[Contender], rounds: int) 
                 )
             for name, more in beside.items():
                 taken[name].extend(more)
-        mine = [Result(w.name, taken[w.name], {}, w.ready, w.peak_memory()) for w in own]
+        mine = [Result(w.name, taken[w.name], {}, w.ready, w.peak_memory()) for w in rivals]
     return mine + results
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contest import Contender, contest
+from benchmarks.contest import DTYPES, Contender, contest, ours
 from benchmarks.tables import record
 from bert_jax import allocator
 
-DTYPES = ("float32", "bfloat16")
 BATCH = 32
 
 
@@ -37,15 +36,6 @@ def run(quick: bool) -> Iterator[dict[str, Any]]:
                 "batch_size": min(BATCH, count),
             }
             print(f"{size}, {kind}", flush=True)
-            ours = [
-                Contender(
-                    f"ours, {dtype}",
-                    "benchmarks.inference_jax",
-                    settings | {"dtype": dtype},
-                    allocator.SETTINGS | {"JAX_PLATFORMS": "cpu"},
-                )
-                for dtype in DTYPES
-            ]
             peers = [
                 Contender(
                     f"PyTorch, {dtype}",
@@ -55,7 +45,9 @@ def run(quick: bool) -> Iterator[dict[str, Any]]:
                 )
                 for dtype in DTYPES
             ]
-            results = contest(ours, peers, 2 if quick else 5)
+            results = contest(
+                ours("benchmarks.inference_jax", settings, DTYPES, "cpu"), peers, 2 if quick else 5
+            )
             yield {
                 "name": f"{size}, {count} of {kind} lengths",
                 "sequences": count,

@@ -7,18 +7,12 @@ import torch
 import transformers
 from torch.nn.utils.rnn import pad_sequence
 
-from bert_jax.config import model_size
+from benchmarks.peers import peer_config
 
 
 def prepare(size: str, lengths: list[int], batch_size: int, dtype: str) -> Callable[[], Any]:
     """A function that encodes all sequences."""
-    sizes = model_size(size)
-    config = transformers.BertConfig(
-        hidden_size=sizes.hidden_size,
-        num_hidden_layers=sizes.num_hidden_layers,
-        num_attention_heads=sizes.num_attention_heads,
-        intermediate_size=sizes.intermediate_size,
-    )
+    config = peer_config(size)
     model: Any = transformers.BertModel(config)
     model.eval().to(getattr(torch, dtype))
     torch.manual_seed(0)

@@ -86,8 +86,9 @@ def main() -> None:
 
     phase = Phase(seq_len=512, batch_size=32, max_predictions=PREDICTIONS[512])
     timed, ratios, warm = make_step(config), [], set()
+    sources = examples(directory, tokenizer, config, phase)
     for step in range(ROUNDS):
-        both = [each.batch(step, 32) for each in examples(directory, tokenizer, config, phase)]
+        both = [each.batch(step, 32) for each in sources]
         for batch in both:
             if batch["input_ids"].shape not in warm:  # compiled
                 timed(batch)

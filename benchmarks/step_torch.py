@@ -13,7 +13,7 @@ import transformers
 from torch.nn.functional import cross_entropy
 
 from benchmarks.batches import read_batch
-from bert_jax.config import model_size
+from benchmarks.peers import peer_config
 
 
 def prepare(
@@ -22,14 +22,7 @@ def prepare(
     """A function that takes one step, and waits for it."""
     del seq_len  # the batch has it
     arrays = {name: torch.from_numpy(a).to(device) for name, a in read_batch(batch).items()}
-    sizes = model_size(size)
-    config = transformers.BertConfig(
-        hidden_size=sizes.hidden_size,
-        num_hidden_layers=sizes.num_hidden_layers,
-        num_attention_heads=sizes.num_attention_heads,
-        intermediate_size=sizes.intermediate_size,
-    )
-    model: Any = transformers.BertForPreTraining(config)
+    model: Any = transformers.BertForPreTraining(peer_config(size))
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=head == "masked" or None)
     loss_of = _full_head(model, arrays) if head == "full" else _masked_head(model, arrays)

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.batches import write_batch
-from benchmarks.contest import Contender, contest
+from benchmarks.contest import DTYPES, Contender, contest, ours
 from benchmarks.tables import record
 from bert_jax import allocator
 
-DTYPES = ("float32", "bfloat16")
 # Sequences a step, so that a step of the slowest takes some seconds on two cores.
 CPU_BATCHES = {
     ("tiny", 128): 32,
@@ -59,16 +58,10 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
             file = Path(folder) / "batch.npz"
             tokens = write_batch(file, seq_len, batch_size)
             settings = {"size": size, "seq_len": seq_len, "batch": str(file)}
-            ours = [
-                Contender(
-                    f"ours, {dtype}",
-                    "benchmarks.step_jax",
-                    settings | {"dtype": dtype},
-                    allocator.SETTINGS | {"JAX_PLATFORMS": device},
-                )
-                for dtype in (DTYPES if device == "cpu" else DTYPES[1:])
-            ]
-            results = contest(ours, list(peers(settings, device, quick)), rounds)
+            own = ours(
+                "benchmarks.step_jax", settings, DTYPES if device == "cpu" else DTYPES[1:], device
+            )
+            results = contest(own, list(peers(settings, device, quick)), rounds)
         yield {
             "name": f"{size} at {seq_len}, batch {batch_size}",
             "tokens": tokens,

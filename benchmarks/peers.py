@@ -1,0 +1,16 @@
+"""What the peers in PyTorch are made of."""
+
+import transformers
+
+from bert_jax.config import model_size
+
+
+def peer_config(size: str) -> transformers.BertConfig:
+    """The model of `transformers` that has our size."""
+    sizes = model_size(size)
+    return transformers.BertConfig(
+        hidden_size=sizes.hidden_size,
+        num_hidden_layers=sizes.num_hidden_layers,
+        num_attention_heads=sizes.num_attention_heads,
+        intermediate_size=sizes.intermediate_size,
+    )
