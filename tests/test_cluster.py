@@ -140,6 +140,29 @@ def test_a_barrier_names_who_is_missing(tmp_path):
             assert "error: process 1, 3 of 4 did not come to 'breakfast' within 3 s" in told
 
 
+ENDING = """
+import time
+import jax
+from bert_jax.config import LimitsConfig
+from bert_jax.training.cluster import join_cluster
+from bert_jax.training.stopping import StopRequest
+cluster = join_cluster(LimitsConfig(), StopRequest(), False)
+write = cluster._write
+cluster._write = lambda key, value: (time.sleep("alive" in key), write(key, value))
+time.sleep(0.5)  # a heartbeat is under way
+cluster.leave()
+jax.distributed.shutdown()  # as JAX does where the process exits
+time.sleep(2)
+print("over")
+"""
+
+
+def test_a_heartbeat_under_way_at_the_end_is_no_lost_process(tmp_path):
+    with Processes(tmp_path, [[sys.executable, "-c", ENDING]] * 2) as processes:
+        assert processes.wait(60) == [0, 0], processes.output(0)
+        assert [processes.output(index) for index in range(2)] == ["over\n"] * 2
+
+
 def test_processes_of_other_settings_are_told(shards, tmp_path):
     commands = [command(shards, tmp_path / "run", f"--config.seed={seed}") for seed in (0, 1)]
     with Processes(tmp_path / "logs", commands) as processes:

@@ -203,6 +203,8 @@ class Cluster:
                 self._agree(notices)
                 beats = self._read(_ALIVE) if self.index == 0 else {}
             except JaxRuntimeError:
+                if self._left.is_set():  # meanwhile, and JAX has closed the connection
+                    return
                 self._blame([0], "has gone")
             self._unanswered = 0.0
             if _END in notices:
