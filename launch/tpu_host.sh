@@ -96,8 +96,13 @@ train() {
   return "$code"
 }
 
-# Looks may meet one another, and the start: they share the lock, and the start waits.
-running() { ! flock --shared -n "$STATE/lock" true; }
+# Looks may meet one another, and the start: they share the lock, and the start waits. With a host
+# that is deleted its lock goes, which is no run.
+running() {
+  local held=0
+  flock --shared -n "$STATE/lock" true 2>/dev/null || held=$?
+  ((held == 1))
+}
 
 # end SECONDS: ends the run on this host, by force where it takes longer.
 end() {

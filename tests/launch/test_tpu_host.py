@@ -1,6 +1,8 @@
 """launch/tpu_host.sh, as it runs in a pod and on a TPU VM."""
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -83,6 +85,21 @@ def test_setting_up_twice_installs_once(cloud: Cloud):
         assert told.count("installing Python 3.12") == times
         assert told.count("installing Cloud Storage FUSE") == times
     assert (cloud.folder / "hosts/bert-0/gcs/data/books/manifest.json").is_file()
+
+
+def test_a_stop_ends_where_its_host_goes(cloud: Cloud):
+    """Another watcher deletes the TPUs as soon as the run has saved."""
+    state = cloud.folder / "hosts/bert-0/bert_jax_run"
+    assert run(cloud, "status", "bert")[0] == 0  # makes it
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as training:
+        (state / "pid").write_text(f"{training.pid}\n")
+        with (state / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            stopping = start(cloud, "stop")
+            assert training.wait(LIMIT) == -signal.SIGTERM
+            shutil.rmtree(state)
+            assert stopping.communicate(timeout=LIMIT) == ("", "")
+            assert stopping.returncode == 0
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"]])
