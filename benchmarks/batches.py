@@ -27,14 +27,18 @@ class Pieces:
     starts_word: np.ndarray = field(default_factory=lambda: np.arange(VOCAB) % 5 > 0)
 
 
-def random_examples(seq_len: int, data: DataConfig) -> PairExamples:
-    """Documents of 1 to 60 sentences of 3 to 50 pieces each, about 3 million in all."""
+def random_documents() -> list[list[np.ndarray]]:
+    """1 to 60 sentences of 3 to 50 pieces each, about 3 million in all."""
     rng = np.random.default_rng(0)
-    documents = [
+    return [
         [rng.integers(5, VOCAB, rng.integers(3, 50)) for _ in range(rng.integers(1, 60))]
         for _ in range(4000)
     ]
-    shards = [build_shard(documents, VOCAB)]
+
+
+def random_examples(seq_len: int, data: DataConfig) -> PairExamples:
+    """Examples of `random_documents`."""
+    shards = [build_shard(random_documents(), VOCAB)]
     with tempfile.TemporaryDirectory() as directory:
         plan = open_plan(directory, "", shards, data, seq_len, 0)
     return PairExamples(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import inference, training_step
+from benchmarks import inference, input_pipeline, startup, training_step
 from benchmarks.tables import table
 from bert_jax.errors import run_main
 from bert_jax.flags import Parser
@@ -23,7 +23,9 @@ from bert_jax.flags import Parser
 SUITES: dict[str, Callable[[bool], Iterator[dict[str, Any]]]] = {
     "cpu": functools.partial(training_step.run, "cpu"),
     "gpu": functools.partial(training_step.run, "cuda"),
+    "input": input_pipeline.run,
     "inference": inference.run,
+    "startup": startup.run,
 }
 LIBRARIES = ("jax", "flax", "torch", "transformers", "tokenizers", "numpy")
 

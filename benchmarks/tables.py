@@ -1,5 +1,6 @@
 """Results as records for JSON, and as a table for people."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,18 +19,29 @@ def record(result: Result) -> dict[str, Any]:
 
 
 def table(cases: Sequence[dict[str, Any]]) -> str:
-    """Markdown: how many times as long as each of ours a peer takes."""
-    own = [result["name"] for result in cases[0]["results"] if not result["ratio"]]
-    head = ["work", "contender", "ms", *(f"times {name}" for name in own), "GiB"]
-    lines = [head, ["---"] * len(head)]
-    for case in cases:
-        for result in case["results"]:
-            ratios = [_ratio(result["ratio"].get(name)) for name in own]
-            milliseconds, memory = result["seconds"][0] * 1e3, result["memory"] / 2**30
-            lines.append(
-                [case["name"], result["name"], f"{milliseconds:,.0f}", *ratios, f"{memory:.2f}"]
-            )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    """Markdown: how many times as long as each of ours a peer takes.
+
+    Cases that differ in what ours are have tables of their own.
+    """
+    tables = []
+    for own, group in itertools.groupby(cases, _rivals):
+        head = ["work", "contender", "ms", *(f"times {name}" for name in own), "GiB"]
+        lines = [head, ["---"] * len(head)]
+        lines += [_line(case["name"], result, own) for case in group for result in case["results"]]
+        tables.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join(tables)
+
+
+def _rivals(case: dict[str, Any]) -> list[str]:
+    """Those of ours that peers are compared with."""
+    return list(dict.fromkeys(name for result in case["results"] for name in result["ratio"]))
+
+
+def _line(work: str, result: dict[str, Any], own: Sequence[str]) -> list[str]:
+    milliseconds = result["seconds"][0] * 1e3
+    shown = f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
+    ratios = [_ratio(result["ratio"].get(name)) for name in own]
+    return [work, result["name"], shown, *ratios, f"{result['memory'] / 2**30:.2f}"]
 
 
 def _ratio(values: tuple[float, float, float] | None) -> str:

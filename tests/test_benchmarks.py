@@ -8,10 +8,21 @@ import pytest
 import small_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.bench_smoke, pytest.mark.timeout(600)]
-OURS = ["ours, float32", "ours, bfloat16"]
+# What of ours each suite's cases begin with, and how many peers follow.
+SUITES = {
+    "cpu": [(["ours, float32", "ours, bfloat16"], 2)],
+    "inference": [(["ours, float32", "ours, bfloat16"], 2)],
+    "input": [(["ours, one thread", "ours, tf.data"], 2), (["ours, prepare"], 1)],
+    "startup": [
+        (["ours, import", "ours, --help"], 1),
+        (["ours, compiled", "ours, from the cache"], 1),
+        (["scanned"], 1),
+        (["prepare, 1.0 MB", "prepare, 0.1 MB", "train, tiny", "convert, 17 MiB of weights"], 0),
+    ],
+}
 
 
-@pytest.mark.parametrize("suite", ["cpu", "inference"])
+@pytest.mark.parametrize("suite", SUITES)
 def test_a_suite_measures_ours_beside_its_peers(suite, tmp_path):
     command = [sys.executable, "-m", "benchmarks.run", f"--suite={suite}", "--quick"]
     done = subprocess.run(
@@ -22,10 +33,14 @@ def test_a_suite_measures_ours_beside_its_peers(suite, tmp_path):
         timeout=500,
     )
     assert done.returncode == 0, done.stderr
-    (case,) = json.loads((tmp_path / f"{suite}.json").read_text())["records"]
-    results = case["results"]
-    assert [result["name"] for result in results[:2]] == OURS
-    assert len(results) == 4
-    assert all(result["seconds"][0] > 0 and result["memory"] > 2**20 for result in results)
-    assert all(list(peer["ratio"]) == OURS for peer in results[2:])
-    assert len((tmp_path / f"{suite}.md").read_text().splitlines()) == 2 + len(results)
+    cases = json.loads((tmp_path / f"{suite}.json").read_text())["records"]
+    rows = 0
+    for case, (own, peers) in zip(cases, SUITES[suite], strict=True):
+        results = case["results"]
+        assert [result["name"] for result in results[: len(own)]] == own
+        assert len(results) == len(own) + peers
+        assert all(result["seconds"][0] > 0 and result["memory"] > 2**20 for result in results)
+        assert all(list(peer["ratio"]) == own for peer in results[len(own) :])
+        rows += len(results)
+    lines = (tmp_path / f"{suite}.md").read_text().splitlines()
+    assert sum(line.startswith("|") for line in lines) - 2 * lines.count("") == rows + 2

@@ -1,0 +1,31 @@
+"""Compiling our training step anew, of so many layers, scanned or unrolled."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from benchmarks.batches import PREDICTIONS, read_batch
+from bert_jax.config import Config, Phase, model_size
+from bert_jax.training.program import pretraining_program
+from bert_jax.training.sharding import make_mesh, shard_batch
+
+
+def prepare(layers: int, scanned: bool, batch: str) -> Callable[[], Any]:
+    """A function that traces and compiles the step, of layers as wide as those of tiny."""
+    arrays = read_batch(batch)
+    config = Config(model=model_size("tiny"))
+    config.model.num_hidden_layers, config.model.scan_layers = layers, scanned
+    rows, seq_len = arrays["input_ids"].shape
+    phase = Phase(seq_len=seq_len, batch_size=rows, max_predictions=PREDICTIONS[seq_len])
+    config.phases = (phase,)
+    mesh = make_mesh(config.mesh, jax.devices()[:1])
+    placed = shard_batch(mesh, arrays)
+
+    def work() -> None:
+        jax.clear_caches()
+        with jax.set_mesh(mesh):
+            _, _, abstract, step = pretraining_program(config, mesh)
+            step.lower(abstract, placed).compile()
+
+    return work

@@ -1,0 +1,177 @@
+"""Suite `startup`: what passes before the first step, and how much memory commands take.
+
+Imports, the first step (compiled anew, or found in the cache) beside PyTorch's, compilation of ever
+more layers scanned or unrolled, and the peaks of `prepare`, `train` and `convert`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.batches import write_batch
+from benchmarks.contest import ROOT, Contender, Result, contest
+from benchmarks.input_pipeline import write_text
+from benchmarks.tables import record
+
+# Each run of a command has an empty folder in the place of this word.
+NEW = "{new}"
+_CPU = {"JAX_PLATFORMS": "cpu"}
+_COMPILED = _CPU | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """A process to be measured from its start to its end.
+
+    Attributes:
+      name: of its row in the table.
+      arguments: of Python; NEW stands for an empty folder.
+      environment: variables of the process, beside those of this one; NEW as before.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self) -> tuple[float, int]:
+        """Seconds, and the peak in bytes of its largest process.
+
+        Raises:
+          RuntimeError: it failed; its messages are on standard error.
+        """
+        with tempfile.TemporaryDirectory() as new:
+            environment = {k: v.replace(NEW, new) for k, v in self.environment.items()}
+            begun = time.perf_counter()
+            process = subprocess.Popen(
+                [sys.executable, *(argument.replace(NEW, new) for argument in self.arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                cwd=ROOT,
+                env=os.environ | environment,
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            seconds = time.perf_counter() - begun
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"{self.name} ended with code {process.returncode}, see above")
+        return seconds, usage.ru_maxrss << 10
+
+
+def in_turns(own: Sequence[Command], peers: Sequence[Command], rounds: int) -> list[Result]:
+    """Run all once for each round; a peer's ratios are to ours of the same round."""
+    runs = {command.name: [] for command in (*own, *peers)}
+    for _ in range(rounds):
+        for command in (*own, *peers):
+            runs[command.name].append(command.run())
+    seconds = {name: [took for took, _ in measured] for name, measured in runs.items()}
+    rivals = {command.name: seconds[command.name] for command in own}
+    return [
+        Result(
+            command.name,
+            seconds[command.name],
+            {} if command in own else rivals,
+            seconds[command.name][0],
+            max(memory for _, memory in runs[command.name]),
+        )
+        for command in (*own, *peers)
+    ]
+
+
+def imports(rounds: int) -> list[Result]:
+    """Of what a run needs, and of the peer's model; and the answer to --help, which needs less."""
+    own = [
+        Command("ours, import", ["-c", "import bert_jax.pretraining"]),
+        Command("ours, --help", ["-m", "bert_jax.train", "--help"]),
+    ]
+    peer = ["-c", "from transformers import BertForPreTraining"]
+    return in_turns(own, [Command("transformers, import", peer)], rounds)
+
+
+def first_step(size: str, folder: Path, modes: Sequence[str], rounds: int) -> list[Result]:
+    """From the start of the process to the end of its first step, at length 128."""
+    batch, kept = folder / f"{size}.npz", folder / f"compiled-{size}"
+    write_batch(batch, 128, 8)
+    settings = {"size": size, "seq_len": 128, "batch": str(batch), "dtype": "float32"}
+    ours = ["-m", "benchmarks.worker", "benchmarks.step_jax", json.dumps(settings)]
+    cold = _COMPILED | {"JAX_COMPILATION_CACHE_DIR": NEW}
+    warm = _COMPILED | {"JAX_COMPILATION_CACHE_DIR": str(kept)}
+    own = [Command("ours, compiled", ours, cold), Command("ours, from the cache", ours, warm)]
+    own[1].run()  # fills it
+    peers = []
+    for mode in modes:
+        chosen = json.dumps(settings | {"head": "full", "compiled": mode == "compiled"})
+        arguments = ["-m", "benchmarks.worker", "benchmarks.step_torch", chosen]
+        peers.append(Command(f"PyTorch, {mode}", arguments, {"TORCHINDUCTOR_CACHE_DIR": NEW}))
+    return in_turns(own, peers, rounds)
+
+
+def compilation(layers: int, folder: Path, rounds: int) -> list[Result]:
+    """Of a step, scanned and, as its peer, unrolled."""
+    batch = folder / "layers.npz"
+    write_batch(batch, 128, 8)
+
+    def contender(scanned: bool) -> Contender:
+        settings = {"layers": layers, "scanned": scanned, "batch": str(batch)}
+        name = "scanned" if scanned else "unrolled"
+        return Contender(name, "benchmarks.compile_jax", settings, _CPU)
+
+    return contest([contender(True)], [contender(False)], rounds)
+
+
+def memory(size: str, text_bytes: int, steps: int, folder: Path) -> list[Result]:
+    """Peaks of commands; that of `prepare` is to be the same for ten times the text."""
+    commands = []
+    for times in (10, 1):
+        text, shards = folder / f"{times}.txt", folder / f"shards-{times}"
+        written = write_text(text, times * text_bytes)
+        source = [f"--source=text:{text}", "--sentences=lines", "--vocab_size=2000"]
+        prepare = ["-m", "bert_jax.prepare", *source]
+        once(*prepare, f"--output={shards}")
+        given = [f"--vocab={shards}/tokenizer", f"--output={NEW}/shards"]
+        commands.append(Command(f"prepare, {written / 1e6:.1f} MB", [*prepare, *given]))
+    few = [f"--config.phases[{phase}].steps={steps}" for phase in range(2)]
+    few.append("--config.optimizer.warmup_steps=1")
+    model = [f"--config.data.dir={shards}", "--config.model.vocab_size=2000"]
+    train = ["-m", "bert_jax.train", "--config=tiny", *model, *few, f"--workdir={NEW}/run"]
+    commands.append(Command("train, tiny", train, _CPU))
+    weights = folder / "published/model.safetensors"
+    save = (
+        "import sys; from transformers import BertForPreTraining; "
+        "from benchmarks.peers import peer_config; "
+        "BertForPreTraining(peer_config(sys.argv[1])).save_pretrained(sys.argv[2])"
+    )
+    once("-c", save, size, str(weights.parent))
+    convert = ["-m", "bert_jax.convert", str(weights.parent), f"{NEW}/ours", "--to=bert_jax"]
+    mebibytes = weights.stat().st_size / 2**20
+    commands.append(Command(f"convert, {mebibytes:,.0f} MiB of weights", convert, _CPU))
+    return in_turns(commands, [], 1)
+
+
+def once(*arguments: str) -> None:
+    """Run Python, for what it leaves."""
+    subprocess.run([sys.executable, *arguments], check=True, cwd=ROOT, stdout=sys.stderr)
+
+
+def run(quick: bool) -> Iterator[dict[str, Any]]:
+    """A record for each part."""
+    rounds = 1 if quick else 3
+    modes = ("eager",) if quick else ("eager", "compiled")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        parts = {"imports": lambda: imports(rounds)}
+        for size in ("tiny",) if quick else ("tiny", "base"):
+            parts[f"first step of {size}"] = lambda s=size: first_step(s, folder, modes, rounds)
+        for layers in (2,) if quick else (2, 6, 12, 24):
+            parts[f"compiling {layers} layers"] = lambda n=layers: compilation(n, folder, rounds)
+        scale = ("tiny", 100_000, 2) if quick else ("base", 900_000, 50)
+        parts["memory"] = lambda: memory(*scale, folder)
+        for name, measure in parts.items():
+            print(name, flush=True)
+            yield {"name": name, "results": [record(result) for result in measure()]}
