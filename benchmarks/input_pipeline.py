@@ -24,19 +24,26 @@ ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 
 def write_text(file: Path, size: int) -> int:
-    """Write documents of the embedded corpus, about `size` bytes, a sentence a line; the bytes.
-
-    Where it has fewer, they come again, with the words of each sentence rotated: no duplicates.
-    """
+    """Write documents of the embedded corpus, about `size` bytes, a sentence a line; the bytes."""
     written = 0
     with file.open("w") as out:
-        for rotated in itertools.count():
-            for piece, _ in document_pieces(source_files()):
-                words = [line.split() for line in piece.data.decode().splitlines()]
-                lines = [" ".join(line[rotated:] + line[:rotated]) for line in words]
-                written += out.write("\n".join(lines) + "\n\n")
-                if written >= size:
-                    return written
+        for document in documents():
+            written += out.write(document)
+            if written >= size:
+                break
+    return written
+
+
+def documents() -> Iterator[str]:
+    """Of the embedded corpus, without end: where it has no more, they come again.
+
+    Then the words of each sentence are rotated: there are no duplicates.
+    """
+    for rotated in itertools.count():
+        for piece, _ in document_pieces(source_files()):
+            words = [line.split() for line in piece.data.decode().splitlines()]
+            lines = [" ".join(line[rotated:] + line[:rotated]) for line in words]
+            yield "\n".join(lines) + "\n\n"
 
 
 def contender(name: str, work: str, **settings: Any) -> Contender:

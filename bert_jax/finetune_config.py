@@ -26,6 +26,11 @@ class FinetuneConfig(RunConfig):
     )
     epochs: int = setting(3, "passes over the training examples")
     batch_size: int = setting(32, "examples a step, over all devices")
+    packing: bool = setting(
+        False,
+        "lay several sequences into a row of task.max_length, in the encoder: batches are drawn at "
+        "random, not of similar lengths, and hardly any padding is computed",
+    )
     steps: int = setting(0, "optimizer steps of the whole run: what `epochs` come to")
     warmup_fraction: float = setting(0.1, "share of the steps in which the learning rate rises")
     layer_decay: float = setting(
@@ -68,6 +73,8 @@ class FinetuneConfig(RunConfig):
                 f"config.freeze_layers={self.freeze_layers}: must be -1, as {self.task.kind} is "
                 "over an encoder that stays as it is"
             )
+        if self.packing and not self.task.packable:
+            raise UserError(f"config.packing=True: {self.task.kind} cannot be packed; leave it out")
         if self.batch_size % self.optimizer.accumulate:
             raise UserError(
                 f"config.batch_size={self.batch_size} does not divide into "

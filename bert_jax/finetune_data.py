@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.buckets import collate, epoch_batches, padded_length
+from bert_jax.data.packed_features import piece_places
 from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune_config import FinetuneConfig
@@ -36,10 +37,10 @@ class Scored(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What batches of similar length come to.
+    """What batches of similar length, or packed ones, come to.
 
     positions: of a step, padding included, in the mean.
-    length: of a batch, in the mean.
+    length: of a row, in the mean.
     padding: share of the positions that is padding.
     saved: share of the positions that padding to the longest length would compute in addition.
     full: training sequences of the longest length.
@@ -70,8 +71,11 @@ class Data(NamedTuple):
     fingerprint: str
 
 
-def read_data(config: FinetuneConfig, tokenizer: Tokenizer) -> Data:
+def read_data(config: FinetuneConfig, tokenizer: Tokenizer, parts: int) -> Data:
     """Read the files of the task, learn what it learns, and make features.
+
+    Args:
+      parts: that the mesh cuts a batch into.
 
     Raises:
       UserError: a file or an example is not what the task reads; there are none.
@@ -97,7 +101,7 @@ def read_data(config: FinetuneConfig, tokenizer: Tokenizer) -> Data:
         train=train,
         dev=scored(heldout),
         others={path: scored(examples) for path, examples in others.items()},
-        computed=_computed(train, config),
+        computed=_computed(train, config, parts),
         fingerprint=_fingerprint(train),
     )
 
@@ -110,8 +114,9 @@ def _read(task: Task, path: str, labelled: bool = True) -> Sequence[Any]:
 
 
 def epoch_plan(train: Sequence[Feature], config: FinetuneConfig, epoch: int) -> list[np.ndarray]:
-    """The features of each batch of an epoch."""
-    return epoch_batches(_lengths(train), config.batch_size, config.seed, epoch)
+    """The features of each batch of an epoch; of similar lengths where they are not packed."""
+    lengths = np.zeros(len(train), int) if config.packing else _lengths(train)
+    return epoch_batches(lengths, config.batch_size, config.seed, epoch)
 
 
 def host_batches(
@@ -119,31 +124,54 @@ def host_batches(
     plan: Sequence[np.ndarray],
     config: FinetuneConfig,
     rows: np.ndarray,
+    parts: int,
     pad_id: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """This process's rows of the batches of `plan`."""
+    """This process's rows of the batches of `plan`, and where packed its groups of `places`."""
+    accumulate = config.optimizer.accumulate
+    own_parts = np.unique(rows * parts // config.batch_size)
+    groups = np.add.outer(own_parts * accumulate, np.arange(accumulate)).ravel()
     for chosen in plan:
         features = [train[index] for index in chosen]
-        batch = collate(features, config.batch_size, pad_id, config.task.max_length)
-        yield {name: array[rows] for name, array in batch.items()}
+        length = config.task.max_length
+        batch = collate(features, config.batch_size, pad_id, length, to_longest=config.packing)
+        own = {name: array[rows] for name, array in batch.items()}
+        if config.packing:
+            own["places"] = _places(batch["attention_mask"], config, parts)[groups]
+        yield own
+
+
+def _places(attention_mask: np.ndarray, config: FinetuneConfig, parts: int) -> np.ndarray:
+    """See `piece_places`; int32 [G, R, M]."""
+    padded = attention_mask.shape[-1]
+    lengths = attention_mask.sum(axis=-1)
+    accumulate = config.optimizer.accumulate
+    return piece_places(lengths, padded, config.task.max_length, parts, accumulate)
 
 
 def _lengths(train: Sequence[Feature]) -> np.ndarray:
     return np.array([feature["input_ids"].shape[-1] for feature in train])
 
 
-def _computed(train: Sequence[Feature], config: FinetuneConfig) -> Computed:
-    lengths, rows = _lengths(train), [feature["input_ids"].size for feature in train]
+def _computed(train: Sequence[Feature], config: FinetuneConfig, parts: int) -> Computed:
+    lengths = _lengths(train)
+    of_feature = np.array([feature["input_ids"].size for feature in train]) // lengths
     batches = epoch_plan(train, config, 0)
     most = config.task.max_length
-    padded = np.array([min(padded_length(int(lengths[b].max())), most) for b in batches])
-    sequences = np.array([sum(rows[i] // lengths[i] for i in batch) for batch in batches])
-    positions = float((padded * sequences).sum())
+    sequences = np.array([of_feature[batch].sum() for batch in batches])
+    if config.packing:
+        packed = host_batches(train, batches, config, np.arange(config.batch_size), parts, 0)
+        positions = float(sum(batch["places"].size for batch in packed))
+        length = float(most)
+    else:
+        padded = np.array([min(padded_length(int(lengths[b].max())), most) for b in batches])
+        positions = float((padded * sequences).sum())
+        length = positions / float(sequences.sum())
     longest = float(most * sequences.sum())
     return Computed(
         positions=positions / len(batches),
-        length=positions / float(sequences.sum()),
-        padding=1 - sum(rows) / positions,
+        length=length,
+        padding=1 - sum(int(feature["attention_mask"].sum()) for feature in train) / positions,
         saved=1 - positions / longest,
         full=int((lengths == most).sum()),
     )

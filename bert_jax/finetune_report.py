@@ -172,7 +172,7 @@ def _heading(run: FinetuneRun) -> str:
         *_amounts(
             told,
             ("padding", "{:.1%} of what is computed is padding"),
-            ("padding_saved", "{:.1%} saved by batches of similar length"),
+            ("padding_saved", "{:.1%} of what padding to the longest would compute is saved"),
         ),
     ]
     devices = _object(run.environment.get("devices"))

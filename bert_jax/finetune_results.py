@@ -81,7 +81,8 @@ def header(
         ),
         (
             "steps",
-            f"{config.total_steps:,}: {config.epochs} epochs in batches of {config.batch_size}",
+            f"{config.total_steps:,}: {config.epochs} epochs in batches of {config.batch_size}"
+            + (", packed" if config.packing else ""),
         ),
         (
             "padding",

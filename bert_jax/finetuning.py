@@ -47,7 +47,13 @@ from bert_jax.training.rates import layer_rate, with_rates
 from bert_jax.training.run_directory import open_run_directory
 from bert_jax.training.seal import Damage
 from bert_jax.training.session import Session, in_session, open_run, save_last
-from bert_jax.training.sharding import check_mesh, make_mesh, process_rows, replicated
+from bert_jax.training.sharding import (
+    batch_parts,
+    check_mesh,
+    make_mesh,
+    process_rows,
+    replicated,
+)
 from bert_jax.training.state import TrainState, begin_state
 from bert_jax.training.stopping import STOPPED, Stopped
 from bert_jax.training.window import Stretch, Window
@@ -99,7 +105,7 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
 
     # 2. Examples, and what is learnt of them: labels, and so the head and the number of steps.
     with clock("reading"):
-        data = read_data(config, tokenizer)
+        data = read_data(config, tokenizer, batch_parts(mesh))
     config = _resolved(config, data)
     task = config.task
 
@@ -264,7 +270,7 @@ def _train_epoch(
         return state
     plan = epoch_plan(data.train, config, epoch)
     rows = process_rows(run.mesh, config.batch_size)
-    batches = host_batches(data.train, plan[done:], config, rows, pad_id)
+    batches = host_batches(data.train, plan[done:], config, rows, batch_parts(run.mesh), pad_id)
 
     def evaluation(params: Params) -> dict[str, float]:
         said = data.dev.predictions(data.task, _outputs(run, data.dev, params, inference))

@@ -16,8 +16,10 @@ from small_finetune import EPOCHS, STEPS_AN_EPOCH, small_config, write_model, wr
 from small_run import LONG, ROOT, Processes, assert_equal_runs, history, parameters
 
 from bert_jax.errors import UserError
+from bert_jax.finetune_data import read_data
 from bert_jax.finetuning import finetune
 from bert_jax.interop import load_weights
+from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.registry import load_task
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
@@ -72,6 +74,29 @@ def test_a_run_learns_and_leaves_its_scores(finished_run):
     page = (finished_run / "report.html").read_text()
     assert "Confusion matrix, dev" in page
     assert "Confusion matrix, test" in page
+
+
+def test_a_packed_run_learns(folder, tmp_path, capsys):
+    assert finetune(config_of(folder, packing=True), tmp_path / "run")
+    told = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert told["scores"]["dev"]["accuracy"] > 0.9
+    assert "in batches of 16, packed" in capsys.readouterr().out
+
+
+def test_packing_leaves_less_padding(folder):
+    tokenizer = load_weights(folder / "model").needed_tokenizer()
+    packed, padded = (
+        read_data(config_of(folder, packing=packing), tokenizer, 1).computed
+        for packing in (True, False)
+    )
+    assert 0 < packed.padding < padded.padding
+    assert packed.saved > padded.saved > 0
+
+
+def test_questions_are_not_packed(folder):
+    task = QuestionAnswering(train=str(folder / "train.tsv"))
+    with pytest.raises(UserError, match=r"config\.packing=True: question_answering cannot be"):
+        config_of(folder, task=task, packing=True).validate()
 
 
 def test_the_model_is_that_of_transformers(finished_run):
@@ -164,10 +189,11 @@ def test_training_ends_when_dev_gets_no_better(folder, tmp_path):
     assert finetune(config, tmp_path / "run"), "a finished run is left as it is"
 
 
-def test_accumulated_micro_batches_give_the_same_training(folder, tmp_path):
+@pytest.mark.parametrize("packing", [False, True])
+def test_accumulated_micro_batches_give_the_same_training(folder, tmp_path, packing):
     losses = []
     for accumulate in (1, 2):
-        config = config_of(folder, epochs=1)
+        config = config_of(folder, epochs=1, packing=packing)
         config.optimizer.accumulate = accumulate
         assert finetune(config, tmp_path / f"{accumulate}")
         losses.append([r["loss"] for r in history(tmp_path / f"{accumulate}") if "grad_norm" in r])
@@ -230,12 +256,13 @@ def test_the_command_says_what_it_wants():
 
 @pytest.mark.slow
 def test_two_processes_train_and_score_as_one(folder, tmp_path):
-    """Two devices of one process, or of two that hold half of the parameters each."""
+    """Two devices of one process, or of two that hold half of the parameters each; packed."""
     command = [
         *(sys.executable, "-m", "bert_jax.finetune", "--config=classify", "--config.mesh.fsdp=2"),
         *(f"--init_from={folder}/model", f"--config.task.train={folder}/train.tsv"),
         *(f"--config.task.dev={folder}/dev.tsv", "--config.task.max_length=24"),
         *("--config.batch_size=16", "--config.epochs=2", "--config.log_every=1"),
+        "--config.packing=True",
     ]
     for count in (1, 2):
         commands = [[*command, f"--workdir={tmp_path}/run{count}"]] * count

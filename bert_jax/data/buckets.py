@@ -54,6 +54,8 @@ def collate(
     batch_size: int,
     pad_id: int,
     longest: int | None = None,
+    *,
+    to_longest: bool = False,
 ) -> dict[str, np.ndarray]:
     """Features as a batch: padded to one length, and with rows of weight 0 to `batch_size`.
 
@@ -63,9 +65,10 @@ def collate(
       batch_size: rows of the batch.
       pad_id: pads input_ids; everything else is padded with 0.
       longest: sequence that the model takes; no feature is longer, and none is padded beyond.
+      to_longest: pad all to `longest`.
     """
     length = padded_length(max(feature["input_ids"].shape[-1] for feature in features))
-    length = min(length, longest or length)
+    length = longest if longest and to_longest else min(length, longest or length)
     batch = {}
     for name, first in features[0].items():
         ragged = is_sequence(name)

@@ -76,7 +76,7 @@ class PackedExamples:
     ) -> Batch:
         """Sequences of `lengths`, each at its `row` and `slot`, in so many rows."""
         length = self._seq_len
-        start = _before(lengths, row, slot, rows)
+        start = starts(lengths, row, slot, rows)
         within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         source = within + np.repeat(np.arange(len(lengths)) * length, lengths)
         places = within + np.repeat(row * length + start, lengths)
@@ -95,7 +95,7 @@ class PackedExamples:
         counts = real.sum(axis=1)
         sequence, number = np.nonzero(real)
         shape = (rows, self._predictions)
-        predictions = (row * shape[1] + _before(counts, row, slot, rows))[sequence] + number
+        predictions = (row * shape[1] + starts(counts, row, slot, rows))[sequence] + number
         positions = batch["masked_lm_positions"][real] + start[sequence]
         packed["masked_lm_positions"] = _placed(positions.astype(np.int32), predictions, shape)
         for name in ("masked_lm_ids", "masked_lm_weights"):
@@ -110,14 +110,17 @@ class PackedExamples:
         return packed
 
 
-def lay_out(lengths: Sequence[int], seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+def lay_out(
+    lengths: Sequence[int], seq_len: int, most: int = SEQUENCES_A_ROW
+) -> tuple[np.ndarray, np.ndarray]:
     """Best fit, the longest first: each sequence goes where it leaves the least room.
 
-    At most `SEQUENCES_A_ROW` share a row. The same lengths give the same lay-out.
+    The same lengths give the same lay-out.
 
     Args:
       lengths: of the B sequences, each at most `seq_len`.
       seq_len: of a row.
+      most: sequences that share a row.
 
     Returns:
       The row of each sequence and its slot there, both from 0 without a gap: int64 [B] each.
@@ -134,7 +137,7 @@ def lay_out(lengths: Sequence[int], seq_len: int) -> tuple[np.ndarray, np.ndarra
             used.append(0)
         row[index], slot[index] = chosen, used[chosen]
         used[chosen] += 1
-        if used[chosen] < SEQUENCES_A_ROW:
+        if used[chosen] < most:
             insort(open_rows, (room - lengths[index], chosen))
     return row, slot
 
@@ -154,9 +157,9 @@ def row_count(needed: int, batch_size: int, multiple: int) -> int:
     return min(batch_size, -(-needed // step) * step)
 
 
-def _before(sizes: np.ndarray, row: np.ndarray, slot: np.ndarray, rows: int) -> np.ndarray:
+def starts(sizes: np.ndarray, row: np.ndarray, slot: np.ndarray, rows: int) -> np.ndarray:
     """The sum of the sizes in the slots before each sequence's, of its row; int64 [B]."""
-    table = np.zeros((rows, SEQUENCES_A_ROW), np.int64)
+    table = np.zeros((rows, slot.max(initial=0) + 1), np.int64)
     table[row, slot] = sizes
     return (np.cumsum(table, axis=1) - table)[row, slot]
 

@@ -11,6 +11,7 @@ from bert_jax.config import BertConfig
 from bert_jax.models.attention import Attention, ResidualOutput
 from bert_jax.models.embeddings import Embeddings
 from bert_jax.models.layers import PROJECTION, Projection, activation
+from bert_jax.models.packed import apart, positions_and_segments, together
 
 
 class Intermediate(nn.Module):
@@ -160,6 +161,7 @@ class BertModel(nn.Module):
         segment_ids: jax.Array | None = None,
         cls_positions: jax.Array | None = None,
         *,
+        places: jax.Array | None = None,
         deterministic: bool = True,
         hidden_states: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
@@ -172,6 +174,9 @@ class BertModel(nn.Module):
           segment_ids: int32 [B, L], in place of `attention_mask` where rows are packed: each
             position attends to those of its own id; 0 = padding.
           cls_positions: int32 [B, N], of the [CLS] of each sequence of packed rows.
+          places: int32 [G, R, M], see `bert_jax.models.packed`: lay the sequences into these rows
+            to compute them. Takes the place of the four before it; not with `hidden_states`. What
+            is said of padding is 0.
           deterministic: no dropout; else a "dropout" key is needed.
           hidden_states: whether to give what every layer says, not the last alone.
 
@@ -180,6 +185,11 @@ class BertModel(nn.Module):
           without pooling), of the compute dtype. With `hidden_states`, the first is
           [layers + 1, B, L, D]: the embeddings, then the output of each layer.
         """
+        batch, length = input_ids.shape
+        if places is not None:
+            input_ids, token_type_ids = (together(x, places) for x in (input_ids, token_type_ids))
+            position_ids, segment_ids = positions_and_segments(places, batch, length)
+            attention_mask = None
         embedded_BLD = self.embeddings(
             input_ids, token_type_ids, position_ids, deterministic=deterministic
         )
@@ -190,5 +200,7 @@ class BertModel(nn.Module):
             deterministic=deterministic,
             hidden_states=hidden_states,
         )
+        if places is not None:
+            encoded = apart(encoded, places, batch, length)
         last_BLD = encoded[-1] if hidden_states else encoded
         return encoded, self.pooler(last_BLD, cls_positions) if self.pooling else None

@@ -1,6 +1,7 @@
 """The heads of fine-tuning: a projection each over the encoder.
 
-All take input_ids, token_type_ids and attention_mask, int32 [B, L], and give float32 logits. As in
+All take input_ids, token_type_ids and attention_mask, int32 [B, L], and give float32 logits; where
+they take `places`, `BertModel` computes the sequences in those rows. As in
 modeling_bert.py of transformers, dropout comes before the projection, but not for spans, which is
 how run_squad.py of the original has it too. The scopes are those of `bert_jax.interop.names`.
 """
@@ -29,12 +30,13 @@ class BertForSequenceClassification(nn.Module):
         input_ids: jax.Array,
         token_type_ids: jax.Array,
         attention_mask: jax.Array,
+        places: jax.Array | None = None,
         *,
         deterministic: bool = True,
     ) -> Outputs:
         """Returns logits, float32 [B, labels]."""
         _, pooled_BD = BertModel(self.config, name="bert")(
-            input_ids, token_type_ids, attention_mask, deterministic=deterministic
+            input_ids, token_type_ids, attention_mask, places=places, deterministic=deterministic
         )
         assert pooled_BD is not None
         return {"logits": _classifier(self, self.config, pooled_BD, self.labels, deterministic)}
@@ -52,12 +54,13 @@ class BertForTokenClassification(nn.Module):
         input_ids: jax.Array,
         token_type_ids: jax.Array,
         attention_mask: jax.Array,
+        places: jax.Array | None = None,
         *,
         deterministic: bool = True,
     ) -> Outputs:
         """Returns token_logits, float32 [B, L, labels]."""
         hidden_BLD, _ = BertModel(self.config, pooling=False, name="bert")(
-            input_ids, token_type_ids, attention_mask, deterministic=deterministic
+            input_ids, token_type_ids, attention_mask, places=places, deterministic=deterministic
         )
         return {
             "token_logits": _classifier(self, self.config, hidden_BLD, self.labels, deterministic)
@@ -97,13 +100,16 @@ class BertForMultipleChoice(nn.Module):
         input_ids: jax.Array,
         token_type_ids: jax.Array,
         attention_mask: jax.Array,
+        places: jax.Array | None = None,
         *,
         deterministic: bool = True,
     ) -> Outputs:
         """Takes int32 [B, choices, L], and returns logits, float32 [B, choices]."""
         choices = input_ids.shape[:2]
         inputs = (x.reshape(-1, x.shape[-1]) for x in (input_ids, token_type_ids, attention_mask))
-        _, pooled_BD = BertModel(self.config, name="bert")(*inputs, deterministic=deterministic)
+        _, pooled_BD = BertModel(self.config, name="bert")(
+            *inputs, places=places, deterministic=deterministic
+        )
         assert pooled_BD is not None
         return {
             "logits": _classifier(self, self.config, pooled_BD, 1, deterministic).reshape(choices)

@@ -21,6 +21,7 @@ class FeatureTagging(Tagging):
     # What transformers loads of the model is its encoder.
     architecture: ClassVar[str] = "BertModel"
     frozen_encoder: ClassVar[bool] = True
+    packable: ClassVar[bool] = False
 
     def model(self, config: BertConfig) -> FeatureTagger:
         """See `Task.model`."""

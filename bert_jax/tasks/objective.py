@@ -29,8 +29,9 @@ def task_objective(
         return model.init(key, tokens, tokens, tokens)["params"]
 
     def forward(params: Any, batch: Batch, key: jax.Array | None) -> dict[str, jax.Array]:
-        names = ("input_ids", "token_type_ids", "attention_mask")
-        return apply(model, stop_gradients(params, rate), [batch[name] for name in names], key)
+        names = ("input_ids", "token_type_ids", "attention_mask", "places")
+        inputs = [batch[name] for name in names if name in batch]
+        return apply(model, stop_gradients(params, rate), inputs, key)
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
         return {"loss": task.loss_weight(batch)}

@@ -68,6 +68,7 @@ class QuestionAnswering(Task):
     score: str = setting("f1", "score of dev that picks the best model", ("f1", "exact_match"))
 
     kind: ClassVar[str] = "question_answering"
+    packable: ClassVar[bool] = False
     architecture: ClassVar[str] = "BertForQuestionAnswering"
 
     def read(self, path: Path, labelled: bool = True) -> list[Question]:

@@ -54,6 +54,7 @@ class Task:
       kind: the task's name, under which its settings are stored with a model.
       architecture: of transformers: a key of `interop.names.PARTS`.
       frozen_encoder: whether the head alone is trained.
+      packable: whether padding has no part in the loss, so that it need not be computed.
     """
 
     train: str = setting("", "file of the training examples")
@@ -69,6 +70,7 @@ class Task:
     kind: ClassVar[str]
     architecture: ClassVar[str]
     frozen_encoder: ClassVar[bool] = False
+    packable: ClassVar[bool] = True
 
     @abstractmethod
     def read(self, path: Path, labelled: bool = True) -> list[Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peer_models import WORDS, peer, save_peer
+from sample_examples import LABELS, MAKERS
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.data.buckets import collate
@@ -20,10 +21,8 @@ from bert_jax.interop import load_params, load_weights
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.objective import task_objective
 from bert_jax.tasks.question_answering import QuestionAnswering
-from bert_jax.tasks.squad import Answer, Question
-from bert_jax.tasks.tagging import Tagged, Tagging
+from bert_jax.tasks.tagging import Tagging
 from bert_jax.tasks.task import Feature, Task
-from bert_jax.tasks.texts import Labelled
 from bert_jax.training.objective import summed_loss
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.rates import layer_rate, with_rates
@@ -32,41 +31,9 @@ from bert_jax.training.steps import train_step
 
 STEPS, ROWS, PADDING_ROWS, LENGTH = 20, 8, 2, 24
 OPTIMIZER = OptimizerConfig(name="adamw", learning_rate=2e-3, warmup_steps=5)
-LABELS = ("bird", "stone", "walk")
 INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 
 
-def pair(draw: random.Random, first: list[str], second: list[str]) -> Labelled:
-    label = draw.choice(LABELS)
-    return Labelled(where="a", text=" ".join([label, *first]), pair=" ".join(second), label=label)
-
-
-def sentence(draw: random.Random, first: list[str], second: list[str]) -> Tagged:
-    words = [*first, *second]
-    starts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])])
-    tags = tuple(word if word in LABELS else draw.choice(LABELS) for word in words)
-    return Tagged(
-        where="a",
-        text=" ".join(words),
-        units=tuple(words),
-        starts=tuple(starts.tolist()),
-        tags=tags,
-    )
-
-
-def question(draw: random.Random, first: list[str], second: list[str]) -> Question:
-    # Longer than a sequence: windows, some of which lack the answer.
-    context = " ".join(second * 3)
-    start = context.index(second[0], draw.choice([0, len(context) // 2]))
-    answers = draw.choice([(Answer(second[0], start),), ()])
-    return Question(where="a", text=" ".join(first), context=context, answers=answers)
-
-
-MAKERS = {
-    Classification: pair,
-    Tagging: sentence,
-    QuestionAnswering: question,
-}
 TASKS: list[Task] = [
     Classification(pair_column="pair", labels=LABELS, max_length=LENGTH),
     Tagging(labels=LABELS, score="accuracy", max_length=LENGTH),
