@@ -59,18 +59,22 @@ def _full_head(model: Any, arrays: dict[str, torch.Tensor]) -> Callable[[], torc
 
 
 def _masked_head(model: Any, arrays: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
-    inputs = _inputs(arrays)
-    positions = arrays["masked_lm_positions"].long()[..., None]
     weights = arrays["masked_lm_weights"].flatten()
     targets = arrays["masked_lm_ids"].long().flatten()
     next_sentence = arrays["next_sentence_labels"].long()
 
     def loss() -> torch.Tensor:
-        hidden, pooled = model.bert(**inputs, return_dict=False)[:2]
-        gathered = hidden.gather(1, positions.expand(-1, -1, hidden.shape[-1]))
-        logits = model.cls.predictions(gathered).flatten(0, 1).float()
-        nll = cross_entropy(logits, targets, reduction="none")
-        pair = cross_entropy(model.cls.seq_relationship(pooled).float(), next_sentence)
+        logits, pair_logits = predicted(model, arrays)
+        nll = cross_entropy(logits.flatten(0, 1).float(), targets, reduction="none")
+        pair = cross_entropy(pair_logits.float(), next_sentence)
         return (nll * weights).sum() / weights.sum() + pair
 
     return loss
+
+
+def predicted(model: Any, arrays: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of the predicted positions [B, P, V], and of the pair [B, 2]."""
+    hidden, pooled = model.bert(**_inputs(arrays), return_dict=False)[:2]
+    positions = arrays["masked_lm_positions"].long()[..., None]
+    gathered = hidden.gather(1, positions.expand(-1, -1, hidden.shape[-1]))
+    return model.cls.predictions(gathered), model.cls.seq_relationship(pooled)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import small_run
@@ -22,17 +23,33 @@ SUITES = {
 }
 
 
-@pytest.mark.parametrize("suite", SUITES)
-def test_a_suite_measures_ours_beside_its_peers(suite, tmp_path):
-    command = [sys.executable, "-m", "benchmarks.run", f"--suite={suite}", "--quick"]
+def run(output: Path, *arguments: str) -> None:
     done = subprocess.run(
-        [*command, f"--output={tmp_path}"],
+        [sys.executable, "-m", *arguments, "--quick", f"--output={output}"],
         capture_output=True,
         text=True,
         cwd=small_run.ROOT,
         timeout=500,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_learners_leave_their_curves(tmp_path):
+    run(tmp_path, "benchmarks.quality")
+    curves = json.loads((tmp_path / "quality.json").read_text())["curves"]
+    assert list(curves) == ["ours", "PyTorch, 0.0005"]
+    for curve in curves.values():
+        steps = [point["step"] for point in curve]
+        assert len(steps) == 2
+        assert 0 < steps[0] < steps[1]
+        assert 3 < curve[-1]["mlm_loss"] < 7  # of ln 1,000 = 6.9 at the start
+    assert "<svg" in (tmp_path / "quality.svg").read_text()
+    assert len((tmp_path / "quality.md").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_suite_measures_ours_beside_its_peers(suite, tmp_path):
+    run(tmp_path, "benchmarks.run", f"--suite={suite}")
     cases = json.loads((tmp_path / f"{suite}.json").read_text())["records"]
     rows = 0
     for case, (own, peers) in zip(cases, SUITES[suite], strict=True):
