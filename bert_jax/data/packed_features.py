@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bert_jax.data.packing import lay_out, starts
+from bert_jax.data.packing import counted, lay_out, starts
 
 
 def piece_places(
@@ -27,17 +27,17 @@ def piece_places(
     split = lengths.reshape(parts, -1, accumulate, choices).swapaxes(1, 2)
     groups = split.reshape(parts * accumulate, -1)
     laid_out = [lay_out(group.tolist(), row_length, most=row_length) for group in groups]
-    rows = row_count(max(int(row.max()) for row, _ in laid_out) + 1)
+    rows = computed_rows(max(int(row.max()) for row, _ in laid_out) + 1)
     places = np.full((len(groups), rows * row_length), groups.shape[1] * padded, np.int32)
     for of_group, group, (row, slot) in zip(places, groups, laid_out, strict=True):
-        within = np.arange(group.sum()) - np.repeat(np.cumsum(group) - group, group)
+        within = counted(group)
         start = row * row_length + starts(group, row, slot, rows)
         sequence = np.arange(len(group)) * padded
         of_group[np.repeat(start, group) + within] = np.repeat(sequence, group) + within
     return places.reshape(len(groups), rows, row_length)
 
 
-def row_count(needed: int) -> int:
+def computed_rows(needed: int) -> int:
     """The rows to compute: at most an eighth more than are needed, so that programs are few."""
     step = max(1, 1 << needed.bit_length() >> 4)
     return -(-needed // step) * step

@@ -77,7 +77,7 @@ class PackedExamples:
         """Sequences of `lengths`, each at its `row` and `slot`, in so many rows."""
         length = self._seq_len
         start = starts(lengths, row, slot, rows)
-        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        within = counted(lengths)
         source = within + np.repeat(np.arange(len(lengths)) * length, lengths)
         places = within + np.repeat(row * length + start, lengths)
 
@@ -155,6 +155,11 @@ def row_count(needed: int, batch_size: int, multiple: int) -> int:
     """
     step = -(-math.isqrt(batch_size) // multiple) * multiple
     return min(batch_size, -(-needed // step) * step)
+
+
+def counted(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, ... for the pieces of each sequence, one after the other; int64 [their sum]."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def starts(sizes: np.ndarray, row: np.ndarray, slot: np.ndarray, rows: int) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.data.packed_features import piece_places, row_count
+from bert_jax.data.packed_features import computed_rows, piece_places
 
 
 @given(
@@ -40,6 +40,6 @@ def test_each_piece_has_a_place_beside_those_of_its_device_and_micro_batch(
 
 
 def test_few_numbers_of_rows_and_an_eighth_at_most_too_many():
-    counts = [row_count(needed) for needed in range(1, 1000)]
+    counts = [computed_rows(needed) for needed in range(1, 1000)]
     assert all(needed <= count <= 1.125 * needed for needed, count in enumerate(counts, start=1))
     assert len(set(counts)) < 70
