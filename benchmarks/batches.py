@@ -1,12 +1,13 @@
 """Batches as pretraining makes them, of real lengths, in a file that any contender can read."""
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from bert_jax.config import DataConfig
+from bert_jax.config import DataConfig, Phase
 from bert_jax.data.pairs import open_plan
 from bert_jax.data.pipeline import PairExamples
 from bert_jax.data.shards import build_shard
@@ -57,6 +58,12 @@ def write_batch(file: Path, seq_len: int, batch_size: int) -> int:
     batch = random_examples(seq_len, DataConfig()).batch(0, batch_size)
     np.savez(file, allow_pickle=False, **batch)
     return int(batch["attention_mask"].sum())
+
+
+def phase_of(batch: Mapping[str, np.ndarray]) -> Phase:
+    """The phase that a batch is of."""
+    rows, seq_len = batch["input_ids"].shape
+    return Phase(seq_len=seq_len, batch_size=rows, steps=1000, max_predictions=PREDICTIONS[seq_len])
 
 
 def read_batch(file: str) -> dict[str, np.ndarray]:

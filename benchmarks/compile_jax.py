@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from benchmarks.batches import PREDICTIONS, read_batch
-from bert_jax.config import Config, Phase, model_size
+from benchmarks.batches import phase_of, read_batch
+from bert_jax.config import Config, model_size
 from bert_jax.training.program import pretraining_program
 from bert_jax.training.sharding import make_mesh, shard_batch
 
@@ -16,9 +16,7 @@ def prepare(layers: int, scanned: bool, batch: str) -> Callable[[], Any]:
     arrays = read_batch(batch)
     config = Config(model=model_size("tiny"))
     config.model.num_hidden_layers, config.model.scan_layers = layers, scanned
-    rows, seq_len = arrays["input_ids"].shape
-    phase = Phase(seq_len=seq_len, batch_size=rows, max_predictions=PREDICTIONS[seq_len])
-    config.phases = (phase,)
+    config.phases = (phase_of(arrays),)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     placed = shard_batch(mesh, arrays)
 

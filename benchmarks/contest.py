@@ -39,6 +39,11 @@ class Contender:
     settings: Mapping[str, Any]
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def arguments(self) -> list[str]:
+        """Of Python, for the process that it is."""
+        return ["-m", "benchmarks.worker", self.module, json.dumps(dict(self.settings))]
+
 
 def ours(
     module: str, settings: Mapping[str, Any], dtypes: Sequence[str], platform: str
@@ -88,9 +93,8 @@ class Worker:
           RuntimeError: it ended; its messages are on standard error.
         """
         self.name = contender.name
-        arguments = [contender.module, json.dumps(dict(contender.settings))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", *arguments],
+            [sys.executable, *contender.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

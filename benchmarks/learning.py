@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from benchmarks.batches import PREDICTIONS
 from bert_jax.config import DataConfig
 from bert_jax.data.pipeline import PairExamples, open_examples
 from bert_jax.data.tokenization import load_tokenizer
 
-SEQ_LEN, PREDICTIONS = 128, 20
+SEQ_LEN = 128
 _WARM, _TIMED = 3, 20
 
 
@@ -64,7 +65,7 @@ def open_split(spec: Spec, split: str) -> PairExamples:
     """The examples that all learners read."""
     data = DataConfig(masking="dynamic")
     tokenizer = load_tokenizer(Path(spec.shards) / "tokenizer")
-    sizes = {"seq_len": SEQ_LEN, "max_predictions": PREDICTIONS}
+    sizes = {"seq_len": SEQ_LEN, "max_predictions": PREDICTIONS[SEQ_LEN]}
     return open_examples(spec.shards, split, tokenizer, data, **sizes, seed=0)
 
 

@@ -4,7 +4,6 @@ Imports, the first step (compiled anew, or found in the cache) beside PyTorch's,
 more layers scanned or unrolled, and the peaks of `prepare`, `train` and `convert`.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -98,17 +97,29 @@ def first_step(size: str, folder: Path, modes: Sequence[str], rounds: int) -> li
     """From the start of the process to the end of its first step, at length 128."""
     batch, kept = folder / f"{size}.npz", folder / f"compiled-{size}"
     write_batch(batch, 128, 8)
-    settings = {"size": size, "seq_len": 128, "batch": str(batch), "dtype": "float32"}
-    ours = ["-m", "benchmarks.worker", "benchmarks.step_jax", json.dumps(settings)]
+    settings = {"size": size, "batch": str(batch), "dtype": "float32"}
+
+    def start(name: str, module: str, environment: Mapping[str, str], **more: Any) -> Command:
+        contender = Contender(name, module, settings | more)
+        return Command(name, contender.arguments, environment)
+
     cold = _COMPILED | {"JAX_COMPILATION_CACHE_DIR": NEW}
     warm = _COMPILED | {"JAX_COMPILATION_CACHE_DIR": str(kept)}
-    own = [Command("ours, compiled", ours, cold), Command("ours, from the cache", ours, warm)]
+    own = [
+        start("ours, compiled", "benchmarks.step_jax", cold),
+        start("ours, from the cache", "benchmarks.step_jax", warm),
+    ]
     own[1].run()  # fills it
-    peers = []
-    for mode in modes:
-        chosen = json.dumps(settings | {"head": "full", "compiled": mode == "compiled"})
-        arguments = ["-m", "benchmarks.worker", "benchmarks.step_torch", chosen]
-        peers.append(Command(f"PyTorch, {mode}", arguments, {"TORCHINDUCTOR_CACHE_DIR": NEW}))
+    peers = [
+        start(
+            f"PyTorch, {mode}",
+            "benchmarks.step_torch",
+            {"TORCHINDUCTOR_CACHE_DIR": NEW},
+            head="full",
+            compiled=mode == "compiled",
+        )
+        for mode in modes
+    ]
     return in_turns(own, peers, rounds)
 
 
@@ -138,7 +149,7 @@ def memory(size: str, text_bytes: int, steps: int, folder: Path) -> list[Result]
         commands.append(Command(f"prepare, {written / 1e6:.1f} MB", [*prepare, *given]))
     few = [f"--config.phases[{phase}].steps={steps}" for phase in range(2)]
     few.append("--config.optimizer.warmup_steps=1")
-    model = [f"--config.data.dir={shards}", "--config.model.vocab_size=2000"]
+    model = [f"--config.data.dir={folder}/shards-1", "--config.model.vocab_size=2000"]
     train = ["-m", "bert_jax.train", "--config=tiny", *model, *few, f"--workdir={NEW}/run"]
     commands.append(Command("train, tiny", train, _CPU))
     weights = folder / "published/model.safetensors"

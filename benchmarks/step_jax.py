@@ -5,23 +5,21 @@ from typing import Any
 
 import jax
 
-from benchmarks.batches import PREDICTIONS, read_batch
-from bert_jax.config import Config, Phase, model_size
+from benchmarks.batches import phase_of, read_batch
+from bert_jax.config import Config, model_size
 from bert_jax.training.program import pretraining_program
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import create_state
 
 
-def prepare(size: str, seq_len: int, batch: str, dtype: str) -> Callable[[], Any]:
+def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
     """A function that takes one step, and waits for it."""
     arrays = read_batch(batch)
     config = Config(model=model_size(size))
     config.model.dtype = dtype
     # As the recipes of these sizes have it: a CPU runs a few layers faster unrolled.
     config.model.scan_layers = size in ("base", "large")
-    phase = Phase(seq_len=seq_len, batch_size=len(arrays["input_ids"]), steps=1000)
-    phase.max_predictions = PREDICTIONS[seq_len]
-    config.phases = (phase,)
+    config.phases = (phase_of(arrays),)
     mesh = make_mesh(config.mesh, jax.devices()[:1])
     with jax.set_mesh(mesh):
         objective, optimizer, abstract, step = pretraining_program(config, mesh)

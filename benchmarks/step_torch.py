@@ -17,10 +17,9 @@ from benchmarks.peers import peer_config
 
 
 def prepare(
-    size: str, seq_len: int, batch: str, dtype: str, head: str, compiled: bool, device: str = "cpu"
+    size: str, batch: str, dtype: str, head: str, compiled: bool, device: str = "cpu"
 ) -> Callable[[], Any]:
     """A function that takes one step, and waits for it."""
-    del seq_len  # the batch has it
     arrays = {name: torch.from_numpy(a).to(device) for name, a in read_batch(batch).items()}
     model: Any = transformers.BertForPreTraining(peer_config(size))
     model.to(device).train()

@@ -57,7 +57,7 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "batch.npz"
             tokens = write_batch(file, seq_len, batch_size)
-            settings = {"size": size, "seq_len": seq_len, "batch": str(file)}
+            settings = {"size": size, "batch": str(file)}
             own = ours(
                 "benchmarks.step_jax", settings, DTYPES if device == "cpu" else DTYPES[1:], device
             )
