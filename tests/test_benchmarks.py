@@ -1,6 +1,7 @@
 """The benchmarks work; how fast anything is, no test says."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ def run(output: Path, *arguments: str) -> None:
         capture_output=True,
         text=True,
         cwd=small_run.ROOT,
+        env=os.environ | {"XLA_FLAGS": small_run.xla_flags(1)},  # one device, as a user has
         timeout=500,
     )
     assert done.returncode == 0, done.stderr
