@@ -11,11 +11,19 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
+from jax import lax
 
 from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
 from bert_jax.models.dropout import Draw, dropout
-from bert_jax.models.layers import Projection, dropout_draw, dropout_seed, layer_norm, product
+from bert_jax.models.layers import (
+    Projection,
+    dropout_draw,
+    dropout_seed,
+    layer_norm,
+    product,
+    project,
+)
 from bert_jax.models.splash import LANES, splash_attention
 
 # Added to the scores of masked keys. The original adds -10000 (modeling.py, `attention_layer`); in
@@ -112,7 +120,10 @@ def _weighted_backward(
     (probs_gradient,) = pull_dropout(kept_gradient)
     weighted_BHLL = probs_BHLL.astype(jnp.float32) * probs_gradient.astype(jnp.float32)
     scores_gradient = weighted_BHLL - probs_BHLL * weighted_BHLL.sum(-1, keepdims=True)
-    return scores_gradient, value_gradient, None
+    # Cast as both products of the backward pass will, and computed once, not within each of them:
+    # libtpu 0.0.42 nests such a fusion for a v6e until it runs over its own stack.
+    scores_gradient = lax.optimization_barrier(scores_gradient.astype(dtype))
+    return scores_gradient.astype(jnp.float32), value_gradient, None
 
 
 _weighted = jax.custom_vjp(_weighted, nondiff_argnums=(0, 1, 2))
@@ -237,12 +248,14 @@ class SelfAttention(nn.Module):
         """[B, L, D] and the mask or the segments [B, L] to context [B, H, L, K]."""
         c = self.config
         shape = (c.hidden_size, c.num_attention_heads, c.hidden_size // c.num_attention_heads)
-        query_BHLK, key_BHLK, value_BHLK = (
-            with_logical_constraint(
-                Projection(c, "BLD,DHK->BHLK", shape, ("embed", "heads", "kv"), name=name)(hidden),
-                ("batch", "heads", None, None),
-            )
+        axes = ("embed", "heads", "kv")
+        projections = [
+            Projection(c, "BLD,DHK->BHLK", shape, axes, name=name)
             for name in ("query", "key", "value")
+        ]
+        query_BHLK, key_BHLK, value_BHLK = (
+            with_logical_constraint(projected_BHLK, ("batch", "heads", None, None))
+            for projected_BHLK in project(hidden, projections)
         )
         # Parameters are the same however attention is computed, and are made with one short row.
         by = (

@@ -1,6 +1,7 @@
 """What every part of the model is made of: products, projections, LayerNorm, initialisers."""
 
 import functools
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -161,40 +162,56 @@ def _projected(
     config: BertConfig,
     axes: tuple[str, ...],
     inputs: jax.Array,
-    kernel: jax.Array,
-) -> jax.Array:
-    """`product` of inputs and a kernel of logical `axes`, which comes in float32 and is cast here.
+    kernels: tuple[jax.Array, ...],
+) -> tuple[jax.Array, ...]:
+    """`product` of inputs and each kernel, of logical `axes`, in float32 and cast here.
 
-    Its gradient is accumulated in float32 on a device, and given in `config.gradient_dtype` to be
-    added up over devices: the sum has the dtype of what is summed.
+    A kernel's gradient is accumulated in float32 on a device, and given in `config.gradient_dtype`
+    to be added up over devices: the sum has the dtype of what is summed. The inputs' gradients are
+    added up before they are cast, so that tensor parallelism sends their sum alone.
     """
-    return product(spec, config.dtype, inputs, gathered(kernel.astype(config.dtype), axes))
+    return tuple(
+        product(spec, config.dtype, inputs, gathered(kernel.astype(config.dtype), axes))
+        for kernel in kernels
+    )
 
 
 def _projected_forward(
-    spec: str, config: BertConfig, axes: tuple[str, ...], inputs: jax.Array, kernel: jax.Array
+    spec: str,
+    config: BertConfig,
+    axes: tuple[str, ...],
+    inputs: jax.Array,
+    kernels: tuple[jax.Array, ...],
 ):
-    return projected(spec, config, axes, inputs, kernel), (inputs, kernel)
+    return projected(spec, config, axes, inputs, kernels), (inputs, kernels)
 
 
 def _projected_backward(
     spec: str,
     config: BertConfig,
     axes: tuple[str, ...],
-    operands: tuple[jax.Array, jax.Array],
-    gradient: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    inputs, kernel = operands
+    operands: tuple[jax.Array, tuple[jax.Array, ...]],
+    gradients: tuple[jax.Array, ...],
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    inputs, kernels = operands
     of_inputs, of_kernel = _gradient_specs(spec)
-    weight = gathered(kernel.astype(config.dtype), axes)
-    inputs_gradient = product(of_inputs, config.dtype, gradient, weight)
-    kernel_gradient = jnp.einsum(
-        of_kernel,
-        gradient.astype(config.dtype),
-        inputs.astype(config.dtype),
-        preferred_element_type=jnp.dtype(config.gradient_dtype),
+    inputs_gradient = functools.reduce(
+        jnp.add,
+        (
+            product(of_inputs, config.dtype, gradient, gathered(kernel.astype(config.dtype), axes))
+            for gradient, kernel in zip(gradients, kernels, strict=True)
+        ),
     )
-    return inputs_gradient.astype(inputs.dtype), kernel_gradient.astype(kernel.dtype)
+    kernel_gradients = (
+        jnp.einsum(
+            of_kernel,
+            gradient.astype(config.dtype),
+            inputs.astype(config.dtype),
+            preferred_element_type=jnp.dtype(config.gradient_dtype),
+        ).astype(kernel.dtype)
+        for gradient, kernel in zip(gradients, kernels, strict=True)
+    )
+    return inputs_gradient.astype(inputs.dtype), tuple(kernel_gradients)
 
 
 projected = jax.custom_vjp(_projected, nondiff_argnums=(0, 1, 2))
@@ -216,16 +233,30 @@ class Projection(nn.Module):
     axes: tuple[str, ...]
 
     @nn.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
+    def weights(self) -> tuple[jax.Array, jax.Array]:
+        """The kernel, and the bias as it is added to the output of `spec`."""
         kernel_letters, out_letters = self.spec.split(",")[1].split("->")
         kept = [i for i, letter in enumerate(kernel_letters) if letter in out_letters]
         sizes = dict(zip(kernel_letters, self.shape, strict=True))
         kernel = self.param("kernel", initializer(self.config, self.axes), self.shape)
         bias_axes = tuple(self.axes[i] for i in kept)
         bias = self.param("bias", constant(0, bias_axes), tuple(self.shape[i] for i in kept))
-        bias = bias.reshape([sizes.get(letter, 1) for letter in out_letters])
-        outputs = projected(self.spec, self.config, self.axes, inputs, kernel) + bias
-        return checkpoint_name(outputs.astype(self.config.dtype), PROJECTION)
+        return kernel, bias.reshape([sizes.get(letter, 1) for letter in out_letters])
+
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        return project(inputs, [self])[0]
+
+
+def project(inputs: jax.Array, projections: Sequence[Projection]) -> list[jax.Array]:
+    """What each of several projections, alike but for their weights, makes of the same inputs."""
+    first = projections[0]
+    config = first.config
+    kernels, biases = zip(*(projection.weights() for projection in projections), strict=True)
+    outputs = projected(first.spec, config, first.axes, inputs, kernels)
+    return [
+        checkpoint_name((output + bias).astype(config.dtype), PROJECTION)
+        for output, bias in zip(outputs, biases, strict=True)
+    ]
 
 
 def dropout_draw(config: BertConfig, axes: tuple[str | None, ...]) -> Draw:

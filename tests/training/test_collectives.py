@@ -178,8 +178,8 @@ def tensor_parallel(data: int, tensor: int) -> tuple[dict[tuple[str, str], int],
     """Bytes that the devices along `tensor` add up in a step, and those of a gathered maximum."""
     rows = ROWS // data
     activation, predicted = rows * LENGTH * WIDTH, rows * PREDICTIONS
-    # Attention and feed-forward forward; backward the wide kernel, and queries, keys and values.
-    layers = LAYERS * (2 + 1 + 3) * 4 * activation
+    # Attention and feed-forward; backward queries, keys and values, together, and the wide kernel.
+    layers = LAYERS * (2 + 2) * 4 * activation
     head = 4 * predicted * WIDTH
     sums = 3 * 4 * predicted  # of exponentials, the label's logit, and the maximum beside it
     return {("all-reduce", "bf16"): 2 * activation, ("all-reduce", "f32"): layers + head + sums}, (

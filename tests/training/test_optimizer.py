@@ -153,18 +153,21 @@ def orthogonalised(matrix: np.ndarray) -> np.ndarray:
 
 
 def test_ten_steps_of_muon_for_matrices_and_adam_for_the_rest():
-    """With Nesterov momentum in both, corrected for the steps that it looks ahead."""
+    """With Nesterov momentum in both; Adam's corrected for the step that it looks ahead."""
     params = random_flat(4)
     m = {path: np.zeros(shape) for path, shape in SHAPES.items()}
     v = {path: np.zeros(shape) for path, shape in SHAPES.items()}
     ours = run(dataclasses.replace(CONFIG, name="muon"), params)
     for step in range(10):
         for path, gradient in clipped(gradients(step)).items():
-            decay = 0.95 if "kernel" in path else 0.9
-            m[path] = decay * m[path] + (1 - decay) * gradient
             v[path] = 0.999 * v[path] + 0.001 * gradient**2
-            ahead = decay * m[path] / (1 - decay ** (step + 2))
-            ahead = ahead + (1 - decay) * gradient / (1 - decay ** (step + 1))
+            if "kernel" in path:
+                m[path] = 0.95 * m[path] + gradient
+                ahead = 0.95 * m[path] + gradient
+            else:
+                m[path] = 0.9 * m[path] + 0.1 * gradient
+                ahead = 0.9 * m[path] / (1 - 0.9 ** (step + 2))
+                ahead = ahead + 0.1 * gradient / (1 - 0.9 ** (step + 1))
             if "kernel" in path:
                 layers = ahead if "layer" in path else ahead[None]
                 update = 0.2 * math.sqrt(4) * np.stack([orthogonalised(one) for one in layers])
