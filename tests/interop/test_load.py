@@ -145,9 +145,14 @@ def test_every_hidden_state_and_attention_map_is_transformers(
     found: Any = state["intermediates"]
     hidden = [found["embeddings"]["__call__"][0]]
     for index in range(config.num_hidden_layers):
-        layer = found["encoder"][f"layer_{index}"]
-        hidden.append(layer["__call__"][0][0])
-        query, key = (layer["attention"]["self"][name]["__call__"][0] for name in ("query", "key"))
+        name = f"layer_{index}"
+        projections = params["bert"]["encoder"][name]["attention"]["self"]
+        query, key = (
+            jnp.einsum("bld,dhk->bhlk", hidden[-1], projections[part]["kernel"])
+            + projections[part]["bias"][:, None]
+            for part in ("query", "key")
+        )
+        hidden.append(found["encoder"][name]["__call__"][0][0])
         # Where the values are the unit vectors, what attention returns is its probabilities.
         units = jnp.broadcast_to(jnp.eye(40), (3, 8, 40, 40))
         bias = mask_bias(jnp.asarray(inputs["attention_mask"]))
