@@ -1,21 +1,17 @@
 import dataclasses
 import gzip
-import hashlib
 import itertools
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_corpus import SYLLABLES, VOCAB_SIZE, contents, make_documents, write_lines
 
 import bert_jax
 from bert_jax.config import CorpusConfig
@@ -27,27 +23,6 @@ from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.data.units import DROPPED, HELDOUT, TRAIN
 from bert_jax.errors import UserError
 from bert_jax.prepare import default_directory, prepare
-
-VOCAB_SIZE = 200
-SYLLABLES = ["ba", "do", "ki", "lu", "me", "no", "pa", "ri", "so", "tu"]
-
-
-def make_documents(count: int, seed: int = 0) -> list[list[str]]:
-    """Documents of 1 to 12 sentences of made-up words, all different."""
-    draw = random.Random(seed)
-    words = ["".join(draw.choices(SYLLABLES, k=draw.randint(1, 3))) for _ in range(300)]
-    return [
-        [
-            " ".join(draw.choices(words, k=draw.randint(12, 20))) + " ."
-            for _ in range(draw.randint(1, 12))
-        ]
-        for _ in range(count)
-    ]
-
-
-def write_lines(path: Path, documents: list[list[str]]) -> CorpusConfig:
-    path.write_text("\n\n".join("\n".join(document) for document in documents) + "\n")
-    return CorpusConfig(source=f"text:{path}", sentences="lines", heldout_fraction=0.1)
 
 
 def decoded(directory: Path, split: str) -> list[list[str]]:
@@ -65,15 +40,6 @@ def decoded(directory: Path, split: str) -> list[list[str]]:
 def squeezed(documents: list[list[str]]) -> list[list[str]]:
     """Without what a tokenizer need not give back: white space and case."""
     return [["".join(sentence.lower().split()) for sentence in d] for d in documents]
-
-
-def contents(directory: Path) -> dict[str, str]:
-    """Every file below a directory, by its hash."""
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture
@@ -239,165 +205,6 @@ def test_a_name_for_every_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 # What follows runs the command in a process of its own, on units of 8 KiB and shards of 64 KiB.
-
-SCRIPT = """
-from bert_jax import prepare
-from bert_jax.data import corpus, preparation
-from bert_jax.errors import run_main
-corpus.UNIT_BYTES, preparation.SHARD_TEXT_BYTES = 2**13, 2**16
-run_main(prepare.main)
-"""
-
-
-def start(corpus: CorpusConfig, output: Path, before: str = "") -> subprocess.Popen[str]:
-    settings = dataclasses.asdict(corpus)
-    flags = [f"--{key}={settings[key]}" for key in ("source", "sentences", "heldout_fraction")]
-    flags += [f"--vocab_size={VOCAB_SIZE}", "--workers=2"]
-    return subprocess.Popen(
-        [sys.executable, "-c", before + SCRIPT, *flags, f"--output={output}"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    out, err = process.communicate(timeout=120)
-    assert "Traceback" not in err
-    return process.returncode, out + err
-
-
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    while not condition():
-        assert process.poll() is None, "it was over before it could be stopped"
-        time.sleep(0.002)
-
-
-def children(process: subprocess.Popen[str]) -> list[int]:
-    return [
-        int(pid)
-        for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    ]
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[CorpusConfig, dict[str, str]]:
-    """A corpus, and what an uninterrupted run makes of it."""
-    folder = tmp_path_factory.mktemp("finished")
-    corpus = write_lines(folder / "corpus.txt", make_documents(800))
-    code, told = finish(start(corpus, folder / "out"))
-    assert code == 0, told
-    assert f"--config.data.dir={folder / 'out'}" in told
-    return corpus, contents(folder / "out")
-
-
-@pytest.mark.parametrize(
-    ("end", "moment"),
-    [
-        (signal.SIGKILL, "text/unit-000009.npz"),
-        (signal.SIGKILL, "done/tokenizer"),
-        (signal.SIGKILL, "group-00002.json"),
-        (signal.SIGINT, "text/unit-000001.npz"),  # a second worker is still starting
-        (signal.SIGINT, "group-00001.json"),
-    ],
-)
-def test_stopped_and_run_again(
-    finished: tuple[CorpusConfig, dict[str, str]], tmp_path: Path, end: signal.Signals, moment: str
-) -> None:
-    corpus, expected = finished
-    output, partial = tmp_path / "out", tmp_path / "out.partial"
-    process = start(corpus, output)
-    wait_for((partial / moment).exists, process)
-    workers = children(process)
-    os.killpg(process.pid, end) if end == signal.SIGINT else process.kill()
-    code, told = finish(process)
-    assert not output.exists()
-    if end == signal.SIGINT:
-        assert code == 130
-        assert "the same command goes on" in told
-    deadline = time.time() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.time() < deadline, "workers outlive their parent"
-        time.sleep(0.01)
-    made = {path: path.stat().st_mtime_ns for path in partial.rglob("*.*") if path.is_file()}
-    process = start(corpus, output)
-    redone = set()
-    while process.poll() is None:
-        for path, made_at in made.items():
-            if path.suffix == ".npz" and path.exists():
-                redone |= {path} if path.stat().st_mtime_ns != made_at else set()
-        time.sleep(0.05)
-    code, told = finish(process)
-    assert code == 0, told
-    assert contents(output) == expected
-    assert not redone, "finished units are kept"
-    if moment.startswith("group"):
-        kept = output / "train-00001.tokens.npy"
-        assert kept.stat().st_mtime_ns == made[partial / "done" / kept.name]
-
-
-def test_a_killed_worker(finished: tuple[CorpusConfig, dict[str, str]], tmp_path: Path) -> None:
-    process = start(finished[0], tmp_path / "out")
-    wait_for((tmp_path / "out.partial/text/unit-000003.npz").exists, process)
-    os.kill(children(process)[-1], signal.SIGKILL)
-    code, told = finish(process)
-    assert code == 2
-    assert "error: a worker process was killed" in told
-
-
-def test_one_process_at_a_time(
-    finished: tuple[CorpusConfig, dict[str, str]], tmp_path: Path
-) -> None:
-    process = start(finished[0], tmp_path / "out")
-    wait_for((tmp_path / "out.partial/text/unit-000003.npz").exists, process)
-    code, told = finish(start(finished[0], tmp_path / "out"))
-    assert code == 2
-    assert "another process is at work" in told
-    assert finish(process)[0] == 0
-
-
-@pytest.mark.parametrize("limit", [2**12, 2**14])
-def test_a_full_disk(
-    finished: tuple[CorpusConfig, dict[str, str]], tmp_path: Path, limit: int
-) -> None:
-    """A limit on the size of files fails as a full disk does: at 4 KiB the text, at 16 a shard."""
-    corpus, expected = finished
-    before = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-    code, told = finish(start(corpus, tmp_path / "out", before))
-    assert code == 2
-    assert f"error: {tmp_path / 'out.partial'}: no space left" in told
-    assert told.count("error") == 1
-    assert finish(start(corpus, tmp_path / "out"))[0] == 0
-    assert contents(tmp_path / "out") == expected
-
-
-def test_a_changed_source_or_setting_starts_over(tmp_path: Path) -> None:
-    corpus = write_lines(tmp_path / "corpus.txt", make_documents(400))
-    process = start(corpus, tmp_path / "out")
-    wait_for((tmp_path / "out.partial/group-00000.json").exists, process)
-    process.kill()
-    finish(process)
-    write_lines(tmp_path / "corpus.txt", make_documents(400)[:-5] + make_documents(9, seed=1))
-    code, told = finish(start(corpus, tmp_path / "out"))
-    assert code == 0
-    assert "the source has changed" in told
-    assert finish(start(corpus, tmp_path / "fresh"))[0] == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
-
-
-def test_other_settings_start_over(tmp_path: Path) -> None:
-    corpus = write_lines(tmp_path / "corpus.txt", make_documents(400))
-    process = start(corpus, tmp_path / "out")
-    wait_for((tmp_path / "out.partial/group-00000.json").exists, process)
-    process.kill()
-    finish(process)
-    corpus.heldout_fraction = 0.3
-    code, told = finish(start(corpus, tmp_path / "out"))
-    assert code == 0
-    assert "made with other settings" in told
-    assert finish(start(corpus, tmp_path / "fresh"))[0] == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
 
 
 def test_workers_do_not_import_the_main_module(tmp_path: Path) -> None:
