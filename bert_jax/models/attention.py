@@ -117,11 +117,11 @@ def _weighted_backward(
     kept_BHLL, pull_dropout = jax.vjp(lambda probs: dropout(probs, rate, seed, draw), probs_BHLL)
     _, pull = jax.vjp(functools.partial(product, "BHLM,BHMK->BHLK", dtype), kept_BHLL, value)
     kept_gradient, value_gradient = pull(gradient)
-    (probs_gradient,) = pull_dropout(kept_gradient)
+    # Both are computed once, not within each product that needs them, and the second is cast as
+    # those will: libtpu 0.0.42 nests such fusions for a v6e until it runs over its own stack.
+    (probs_gradient,) = pull_dropout(lax.optimization_barrier(kept_gradient))
     weighted_BHLL = probs_BHLL.astype(jnp.float32) * probs_gradient.astype(jnp.float32)
     scores_gradient = weighted_BHLL - probs_BHLL * weighted_BHLL.sum(-1, keepdims=True)
-    # Cast as both products of the backward pass will, and computed once, not within each of them:
-    # libtpu 0.0.42 nests such a fusion for a v6e until it runs over its own stack.
     scores_gradient = lax.optimization_barrier(scores_gradient.astype(dtype))
     return scores_gradient.astype(jnp.float32), value_gradient, None
 
