@@ -118,7 +118,7 @@ def _weighted_backward(
     _, pull = jax.vjp(functools.partial(product, "BHLM,BHMK->BHLK", dtype), kept_BHLL, value)
     kept_gradient, value_gradient = pull(gradient)
     # Both are computed once, not within each product that needs them, and the second is cast as
-    # those will: libtpu 0.0.42 nests such fusions for a v6e until it runs over its own stack.
+    # those will: for a v6e libtpu 0.0.42 nests such fusions, deeper at times than its stack.
     (probs_gradient,) = pull_dropout(lax.optimization_barrier(kept_gradient))
     weighted_BHLL = probs_BHLL.astype(jnp.float32) * probs_gradient.astype(jnp.float32)
     scores_gradient = weighted_BHLL - probs_BHLL * weighted_BHLL.sum(-1, keepdims=True)
