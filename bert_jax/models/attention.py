@@ -11,7 +11,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
-from jax import lax
 
 from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
@@ -117,13 +116,10 @@ def _weighted_backward(
     kept_BHLL, pull_dropout = jax.vjp(lambda probs: dropout(probs, rate, seed, draw), probs_BHLL)
     _, pull = jax.vjp(functools.partial(product, "BHLM,BHMK->BHLK", dtype), kept_BHLL, value)
     kept_gradient, value_gradient = pull(gradient)
-    # Both are computed once, not within each product that needs them, and the second is cast as
-    # those will: for a v6e libtpu 0.0.42 nests such fusions, deeper at times than its stack.
-    (probs_gradient,) = pull_dropout(lax.optimization_barrier(kept_gradient))
+    (probs_gradient,) = pull_dropout(kept_gradient)
     weighted_BHLL = probs_BHLL.astype(jnp.float32) * probs_gradient.astype(jnp.float32)
     scores_gradient = weighted_BHLL - probs_BHLL * weighted_BHLL.sum(-1, keepdims=True)
-    scores_gradient = lax.optimization_barrier(scores_gradient.astype(dtype))
-    return scores_gradient.astype(jnp.float32), value_gradient, None
+    return scores_gradient, value_gradient, None
 
 
 _weighted = jax.custom_vjp(_weighted, nondiff_argnums=(0, 1, 2))
