@@ -146,29 +146,31 @@ def test_a_full_disk(
     assert contents(tmp_path / "out") == expected
 
 
-def test_a_changed_source_or_setting_starts_over(tmp_path: Path) -> None:
-    corpus = write_lines(tmp_path / "corpus.txt", make_documents(400))
-    process = start(corpus, tmp_path / "out")
-    wait_for((tmp_path / "out.partial/group-00000.json").exists, process)
+def kill_midway(corpus: CorpusConfig, output: Path) -> None:
+    process = start(corpus, output)
+    wait_for((output.parent / f"{output.name}.partial/group-00000.json").exists, process)
     process.kill()
     finish(process)
+
+
+def assert_starts_over(corpus: CorpusConfig, output: Path, why: str) -> None:
+    code, told = finish(start(corpus, output))
+    assert code == 0, told
+    assert why in told
+    fresh = output.parent / "fresh"
+    assert finish(start(corpus, fresh))[0] == 0
+    assert contents(output) == contents(fresh)
+
+
+def test_a_changed_source_starts_over(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(400))
+    kill_midway(corpus, tmp_path / "out")
     write_lines(tmp_path / "corpus.txt", make_documents(400)[:-5] + make_documents(9, seed=1))
-    code, told = finish(start(corpus, tmp_path / "out"))
-    assert code == 0
-    assert "the source has changed" in told
-    assert finish(start(corpus, tmp_path / "fresh"))[0] == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+    assert_starts_over(corpus, tmp_path / "out", "the source has changed")
 
 
 def test_other_settings_start_over(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.txt", make_documents(400))
-    process = start(corpus, tmp_path / "out")
-    wait_for((tmp_path / "out.partial/group-00000.json").exists, process)
-    process.kill()
-    finish(process)
+    kill_midway(corpus, tmp_path / "out")
     corpus.heldout_fraction = 0.3
-    code, told = finish(start(corpus, tmp_path / "out"))
-    assert code == 0
-    assert "made with other settings" in told
-    assert finish(start(corpus, tmp_path / "fresh"))[0] == 0
-    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+    assert_starts_over(corpus, tmp_path / "out", "made with other settings")

@@ -1,25 +1,13 @@
 import random
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered_examples import CLS, FIRST, MASK, PAD, SEP, Pieces
 
 from bert_jax.data import keyed
 from bert_jax.data.masking import Masked, _choose_words, count_predictions, mask_tokens
-
-PAD, CLS, SEP, MASK, FIRST = 0, 2, 3, 4, 5
-
-
-@dataclass
-class Pieces:
-    vocab_size: int
-    starts_word: np.ndarray
-    pad_id: int = PAD
-    cls_id: int = CLS
-    sep_id: int = SEP
-    mask_id: int = MASK
 
 
 def make_pieces(vocab_size: int = 1000) -> Pieces:

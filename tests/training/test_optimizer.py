@@ -164,15 +164,13 @@ def test_ten_steps_of_muon_for_matrices_and_adam_for_the_rest():
             if "kernel" in path:
                 m[path] = 0.95 * m[path] + gradient
                 ahead = 0.95 * m[path] + gradient
-            else:
-                m[path] = 0.9 * m[path] + 0.1 * gradient
-                ahead = 0.9 * m[path] / (1 - 0.9 ** (step + 2))
-                ahead = ahead + 0.1 * gradient / (1 - 0.9 ** (step + 1))
-            if "kernel" in path:
                 layers = ahead if "layer" in path else ahead[None]
                 update = 0.2 * math.sqrt(4) * np.stack([orthogonalised(one) for one in layers])
                 update = update.reshape(params[path].shape)
             else:
+                m[path] = 0.9 * m[path] + 0.1 * gradient
+                ahead = 0.9 * m[path] / (1 - 0.9 ** (step + 2))
+                ahead = ahead + 0.1 * gradient / (1 - 0.9 ** (step + 1))
                 update = ahead / (np.sqrt(v[path] / (1 - 0.999 ** (step + 1))) + 1e-6)
             update = update + (0.1 * params[path] if path in DECAYED else 0)
             params[path] = params[path] - rate(step) * update
