@@ -21,11 +21,18 @@ def mesh() -> Mesh:
     return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
 
 
-@pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
-def test_the_tpu_s_compiler_takes_ours(topology):
+@pytest.mark.parametrize(
+    ("topology", "expected"),
+    [
+        ("v4:2x2x1", {}),
+        ("v5e:2x2", DEFAULTS["TPU v5 lite"]),
+        ("v5p:2x2x1", {}),
+        ("v6e:2x2", DEFAULTS["TPU v6 lite"]),
+    ],
+)
+def test_the_tpu_s_compiler_takes_ours(topology, expected):
     mesh = tpu_mesh(topology)
     check_xla_options("", mesh)
-    expected = DEFAULTS["TPU v5 lite"] if topology == "v5e:2x2" else {}
     assert compiler_options("", mesh) == expected
 
 
