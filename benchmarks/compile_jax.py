@@ -24,6 +24,6 @@ def prepare(layers: int, scanned: bool, batch: str) -> Callable[[], Any]:
         jax.clear_caches()
         with jax.set_mesh(mesh):
             _, _, abstract, step = pretraining_program(config, mesh)
-            step.lower(abstract, placed).compile()
+            step.lower(abstract, placed, 0).compile()
 
     return work

@@ -68,7 +68,7 @@ def make_step(config: Config) -> Callable[[Batch], float]:
         with jax.set_mesh(mesh):
             placed = jax.block_until_ready(shard_batch(mesh, batch))
             start = time.perf_counter()
-            state, _, outcome = step(state, placed)
+            state, _, outcome = step(state, placed, 0)
             jax.block_until_ready((state, outcome))
         return time.perf_counter() - start
 

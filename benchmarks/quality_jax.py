@@ -33,7 +33,7 @@ def begin(spec: Spec, total_steps: int) -> Learner:
         nonlocal state
         with jax.set_mesh(mesh):
             batch = shard_batch(mesh, train.batch(number, spec.batch_size))
-            state, _, outcome = train_step(state, batch)
+            state, _, outcome = train_step(state, batch, 0)
             jax.block_until_ready(outcome)
 
     def evaluate() -> dict[str, float]:

@@ -29,7 +29,7 @@ def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
     def work() -> None:
         nonlocal state
         with jax.set_mesh(mesh):
-            state, _, outcome = step(state, placed)
+            state, _, outcome = step(state, placed, 0)
             jax.block_until_ready(outcome)
 
     return work

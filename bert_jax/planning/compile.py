@@ -90,8 +90,9 @@ def compile_phase(config: Config, phase: Phase, devices: Sequence[Any]) -> Compi
         warnings.filterwarnings("ignore", message="Error reading persistent compilation cache")
         program = pretraining_program(config, mesh)
         batch = _abstract_batch(config, phase, mesh)
+        seed = jax.ShapeDtypeStruct((), "uint32")
         try:
-            compiled = program.train_step.lower(program.abstract, batch).compile()
+            compiled = program.train_step.lower(program.abstract, batch, seed).compile()
         except jax.errors.JaxRuntimeError as error:
             raise _compile_error(error) from error
     memory = _memory(program, batch, compiled)

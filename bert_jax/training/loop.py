@@ -104,13 +104,15 @@ def train_steps(
     with clock("pipeline"):
         batches = _on_devices(host_batches, run.mesh)
         batch = next(batches)
+    # The bits that JAX draws from; more would not fit an argument.
+    seed = np.uint32(config.seed & 0xFFFFFFFF)
     schedule = learning_rate_schedule(config.optimizer, config.total_steps)
     while step < end and not run.stop_due():
-        train_step = _compiled(run, state, batch)
+        train_step = _compiled(run, state, batch, seed)
         run.begin("step")
         rows = len(next(iter(batch.values())))
         with clock(TRAIN):
-            state, metrics, outcome = train_step(state, batch)
+            state, metrics, outcome = train_step(state, batch, seed)
             step += 1
             window.add(step, rows, metrics, outcome)
         if step < end:
@@ -140,13 +142,15 @@ def _note_best(run: Run, step: int, score: float | None) -> None:
         run.checkpoints.best = step
 
 
-def _compiled(run: Run, state: TrainState, batch: Mapping[str, jax.Array]) -> Callable[..., Any]:
+def _compiled(
+    run: Run, state: TrainState, batch: Mapping[str, jax.Array], seed: np.uint32
+) -> Callable[..., Any]:
     """The train step for batches of this shape."""
     shape = tuple((name, array.shape) for name, array in batch.items())
     if shape not in run.compiled:
         run.begin("compile")
         with run.clock("compile"):
-            run.compiled[shape] = run.train_step.lower(state, batch).compile()
+            run.compiled[shape] = run.train_step.lower(state, batch, seed).compile()
     return run.compiled[shape]
 
 

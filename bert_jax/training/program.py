@@ -40,7 +40,6 @@ def training_program(
         abstract,
         objective,
         optimizer,
-        seed=config.seed,
         accumulate=config.optimizer.accumulate,
         spike_sigmas=config.optimizer.spike_sigmas,
         shard_optimizer=config.mesh.shard_optimizer,

@@ -30,10 +30,10 @@ _DROPOUT = 1
 def train_step(
     state: TrainState,
     batch: Batch,
+    seed: Any,
     *,
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    seed: int,
     accumulate: int = 1,
     spike_sigmas: float = 0.0,
     update_shardings: Any = None,
@@ -51,9 +51,10 @@ def train_step(
     Args:
       state: the state before the step.
       batch: a global batch, as the objective reads it.
+      seed: integer scalar, of the run; dropout is keyed by its low 32 bits, the step and the
+        micro-batch. It is an argument so that runs of other seeds are the same program.
       objective: what the parameters that `state` holds are trained for.
       optimizer: the optax optimizer whose state `state` holds.
-      seed: the run's seed; dropout is keyed by it, the step and the micro-batch.
       accumulate: micro-batches to cut the batch into.
       spike_sigmas: standard deviations above the mean of `state.grad_norms` beyond which a norm is
         a spike, once that window is full; 0 knows no spikes.
@@ -128,28 +129,26 @@ def compile_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     *,
-    seed: int,
     accumulate: int,
     spike_sigmas: float = 0.0,
     compiler_options: Mapping[str, str | bool] | None = None,
     shard_optimizer: bool = False,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics, Outcome]]:
+) -> Callable[[TrainState, Batch, Any], tuple[TrainState, Metrics, Outcome]]:
     """`train_step`, jitted under the mesh that `jax.set_mesh` has set.
 
     Args:
       state: a state, or its shapes, with the shardings that every next state is to have.
-      objective, optimizer, seed, accumulate, spike_sigmas: as for `train_step`.
+      objective, optimizer, accumulate, spike_sigmas: as for `train_step`.
       compiler_options: of XLA; see `bert_jax.training.xla_options`.
       shard_optimizer: as for `abstract_state`.
 
     Returns:
-      The step as a function of a state, whose arrays it consumes, and a batch.
+      The step as a function of a state, whose arrays it consumes, a batch and a seed.
     """
     step = functools.partial(
         train_step,
         objective=objective,
         optimizer=optimizer,
-        seed=seed,
         accumulate=accumulate,
         spike_sigmas=spike_sigmas,
         update_shardings=update_shardings(objective, jax.sharding.get_mesh(), shard_optimizer),

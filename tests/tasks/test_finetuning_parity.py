@@ -112,11 +112,11 @@ def our_losses(task: Task, directory: Path, data: list[dict[str, np.ndarray]]) -
     assert at_random == []
     optimizer = with_rates(make_optimizer(OPTIMIZER, STEPS), rate)
     state = TrainState(jnp.int32(0), params, optimizer.init(params), jnp.zeros(NORM_WINDOW))
-    step = jax.jit(functools.partial(train_step, objective=objective, optimizer=optimizer, seed=0))
+    step = jax.jit(functools.partial(train_step, objective=objective, optimizer=optimizer))
     losses = []
     for arrays in data:
         batch = jax.tree.map(jnp.asarray, arrays)
-        state, metrics, outcome = step(state, batch)
+        state, metrics, outcome = step(state, batch, 0)
         assert not outcome.skipped
         assert float(summed_loss(metrics, objective.weights(batch))) == float(outcome.loss)
         losses.append(float(outcome.loss))

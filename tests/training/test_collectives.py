@@ -95,7 +95,7 @@ def sent(config: Config, topology: str = "v5e:4x2", slices: int = 1) -> list[Col
             name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
             for name, (shape, dtype) in batch_shapes(config.phases[0], config.data).items()
         }
-        lowered = program.train_step.lower(program.abstract, batch)
+        lowered = program.train_step.lower(program.abstract, batch, 0)
     assert parameter_count(program.abstract.params) == sizes().all
     text = lowered.compile().as_text()
     assert text

@@ -71,12 +71,12 @@ class Training:
             abstract = abstract_state(objective, optimizer, self.mesh)
             self.state = create_state(objective, optimizer, abstract, seed=3)
             self._step = compile_train_step(
-                abstract, objective, optimizer, seed=3, accumulate=accumulate, spike_sigmas=sigmas
+                abstract, objective, optimizer, accumulate=accumulate, spike_sigmas=sigmas
             )
 
     def step(self, state: TrainState) -> tuple[TrainState, Any, Any]:
         with jax.set_mesh(self.mesh):
-            return self._step(state, shard_batch(self.mesh, random_batch()))
+            return self._step(state, shard_batch(self.mesh, random_batch()), 3)
 
     def copy(self, **changes: Any) -> TrainState:
         """The state with some fields changed: arrays of its own, for a step to consume."""

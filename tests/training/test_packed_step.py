@@ -56,11 +56,11 @@ def test_a_packed_step_is_the_unpacked_one(shards, next_sentence):
 
     with jax.set_mesh(mesh):
         start = jax.device_get(create_state(objective, optimizer, abstract, seed=3))
-        run = compile_train_step(abstract, objective, optimizer, seed=3, accumulate=1)
+        run = compile_train_step(abstract, objective, optimizer, accumulate=1)
 
         def step(batch: Batch) -> tuple[TrainState, dict[str, Any], Outcome]:
             shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-            return run(jax.device_put(start, shardings), shard_batch(mesh, batch))
+            return run(jax.device_put(start, shardings), shard_batch(mesh, batch), 3)
 
         (expected, metrics, outcome), (found, packed_metrics, packed_outcome) = map(step, both)
     np.testing.assert_allclose(packed_outcome.loss, outcome.loss, rtol=1e-6)

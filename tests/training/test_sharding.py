@@ -214,11 +214,11 @@ def trained(rule: str, gradient_dtype: str = "float32", sharded: bool = False, *
         abstract = make_abstract(config, mesh)
         state = create_state(objective, optimizer, abstract, seed=3)
         step = compile_train_step(
-            abstract, objective, optimizer, seed=3, accumulate=1, shard_optimizer=sharded
+            abstract, objective, optimizer, accumulate=1, shard_optimizer=sharded
         )
         losses = []
         for index in range(STEPS):
-            state, _, outcome = step(state, shard_batch(mesh, random_batch(index)))
+            state, _, outcome = step(state, shard_batch(mesh, random_batch(index)), 3)
             losses.append(float(outcome.loss))
     return np.array(losses), jax.tree.map(np.asarray, state.params)
 

@@ -8,11 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.config import BertConfig, MeshConfig, OptimizerConfig
+from bert_jax.config import BertConfig, Config, MeshConfig, OptimizerConfig
 from bert_jax.models import BertForPreTraining
 from bert_jax.training.evaluation import evaluate, mean_metrics
 from bert_jax.training.objective import pretraining
 from bert_jax.training.optimizer import make_optimizer
+from bert_jax.training.program import pretraining_program
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import TrainState, abstract_state, create_state
 from bert_jax.training.steps import compile_eval_step, compile_train_step
@@ -65,11 +66,11 @@ def run_steps(
     with jax.set_mesh(mesh):
         abstract = abstract_state(objective, optimizer, mesh)
         state = create_state(objective, optimizer, abstract, seed=3)
-        step = compile_train_step(abstract, objective, optimizer, seed=3, accumulate=accumulate)
+        step = compile_train_step(abstract, objective, optimizer, accumulate=accumulate)
         losses = []
         for index in range(STEPS):
             batch = shard_batch(mesh, random_batch(index))
-            state, metrics, _ = step(state, batch)
+            state, metrics, _ = step(state, batch, 3)
             losses.append(mean_metrics([metrics])["mlm_loss"])
     return losses, state
 
@@ -133,6 +134,22 @@ def test_dropout_changes_with_step_and_micro_batch():
     losses, _ = run_steps((8, 1, 1))
     dry, _ = run_steps((8, 1, 1), config=without_dropout(CONFIG))
     assert not np.allclose(losses, dry)
+
+
+def test_another_seed_draws_other_dropout_by_the_same_program():
+    """So that the seeds of a sweep are compiled once."""
+    mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    batch = shard_batch(mesh, random_batch(0))
+    programs, losses = set(), set()
+    with jax.set_mesh(mesh):
+        for seed in (0, 1):
+            program = pretraining_program(Config(model=CONFIG, seed=seed), mesh)
+            state = create_state(program.objective, program.optimizer, program.abstract, seed=7)
+            lowered = program.train_step.lower(state, batch, np.uint32(seed))
+            programs.add(lowered.as_text())
+            losses.add(float(lowered.compile()(state, batch, np.uint32(seed))[2].loss))
+    assert len(programs) == 1
+    assert len(losses) == 2
 
 
 def test_a_ragged_last_batch_is_scored_exactly():
