@@ -93,8 +93,8 @@ def test_a_packed_step_is_the_padded_one(task, devices, accumulate, tokenizer):
         def run(batch: dict[str, np.ndarray]) -> Any:
             state = jax.device_put(start, shardings)
             placed = shard_batch(mesh, batch)
-            program = step.lower(state, placed).compile().as_text()
-            state, metrics, outcome = step(state, placed)
+            program = step.lower(state, placed, 0).compile().as_text()
+            state, metrics, outcome = step(state, placed, 0)
             return jax.device_get((state.params, metrics, outcome.loss)), program
 
         (expected, plain), (found, program) = map(run, (padded, packed))
