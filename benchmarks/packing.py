@@ -9,20 +9,16 @@ of real tokens a second.
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from benchmarks.batches import PREDICTIONS
+from benchmarks.step_jax import Trainer
 from bert_jax.config import Config, Phase, model_size
 from bert_jax.data.packing import PackedExamples
 from bert_jax.data.pipeline import Batch, PairExamples, open_examples
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
-from bert_jax.training.program import pretraining_program
-from bert_jax.training.sharding import make_mesh, shard_batch
-from bert_jax.training.state import create_state
 
 ROUNDS = 7
 
@@ -56,23 +52,12 @@ def print_shares(directory: Path, tokenizer: Tokenizer, config: Config) -> None:
         print(f"length {seq_len}: real {before:.1%}, packed {after:.1%}; steps by rows: {numbers}")
 
 
-def make_step(config: Config) -> Callable[[Batch], float]:
-    """A training step on the first device, that gives its seconds."""
-    mesh = make_mesh(config.mesh, jax.devices()[:1])
-    with jax.set_mesh(mesh):
-        objective, optimizer, abstract, step = pretraining_program(config, mesh)
-        state = create_state(objective, optimizer, abstract, seed=0)
-
-    def timed(batch: Batch) -> float:
-        nonlocal state
-        with jax.set_mesh(mesh):
-            placed = jax.block_until_ready(shard_batch(mesh, batch))
-            start = time.perf_counter()
-            state, _, outcome = step(state, placed, 0)
-            jax.block_until_ready((state, outcome))
-        return time.perf_counter() - start
-
-    return timed
+def seconds(trainer: Trainer, batch: Batch) -> float:
+    """Of a step over a batch that is on the device already."""
+    placed = trainer.place(batch)
+    start = time.perf_counter()
+    trainer.step(placed)
+    return time.perf_counter() - start
 
 
 def main() -> None:
@@ -85,15 +70,15 @@ def main() -> None:
     print_shares(directory, tokenizer, config)
 
     phase = Phase(seq_len=512, batch_size=32, max_predictions=PREDICTIONS[512])
-    timed, ratios, warm = make_step(config), [], set()
+    trainer, ratios, warm = Trainer(config), [], set()
     sources = examples(directory, tokenizer, config, phase)
     for step in range(ROUNDS):
         both = [each.batch(step, 32) for each in sources]
         for batch in both:
             if batch["input_ids"].shape not in warm:  # compiled
-                timed(batch)
+                seconds(trainer, batch)
                 warm.add(batch["input_ids"].shape)
-        unpacked, packed = map(timed, both)
+        unpacked, packed = (seconds(trainer, batch) for batch in both)
         ratios.append(unpacked / packed)
         print(
             f"{size}, 32 sequences in {len(both[1]['input_ids'])} rows: {1e3 * unpacked:.0f} ms "

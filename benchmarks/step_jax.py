@@ -1,15 +1,43 @@
 """Our training step, as `train` compiles it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from benchmarks.batches import phase_of, read_batch
 from bert_jax.config import Config, model_size
 from bert_jax.training.program import pretraining_program
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import create_state
+
+
+class Trainer:
+    """A model on the first device, at the start of its training.
+
+    Attributes:
+      mesh: of one device.
+      objective: of the phase of the config.
+      state: after the steps that were taken.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.mesh = make_mesh(config.mesh, jax.devices()[:1])
+        with jax.set_mesh(self.mesh):
+            self.objective, optimizer, abstract, self._step = pretraining_program(config, self.mesh)
+            self.state = create_state(self.objective, optimizer, abstract, seed=0)
+
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """The batch on the device."""
+        with jax.set_mesh(self.mesh):
+            return jax.block_until_ready(shard_batch(self.mesh, batch))
+
+    def step(self, placed: Mapping[str, jax.Array]) -> None:
+        """Train on a batch that is on the device, and wait."""
+        with jax.set_mesh(self.mesh):
+            self.state, _, outcome = self._step(self.state, placed, 0)
+            jax.block_until_ready((self.state, outcome))
 
 
 def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
@@ -20,16 +48,6 @@ def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
     # As the recipes of these sizes have it: a CPU runs a few layers faster unrolled.
     config.model.scan_layers = size in ("base", "large")
     config.phases = (phase_of(arrays),)
-    mesh = make_mesh(config.mesh, jax.devices()[:1])
-    with jax.set_mesh(mesh):
-        objective, optimizer, abstract, step = pretraining_program(config, mesh)
-        state = create_state(objective, optimizer, abstract, seed=0)
-    placed = shard_batch(mesh, arrays)
-
-    def work() -> None:
-        nonlocal state
-        with jax.set_mesh(mesh):
-            state, _, outcome = step(state, placed, 0)
-            jax.block_until_ready(outcome)
-
-    return work
+    trainer = Trainer(config)
+    placed = trainer.place(arrays)
+    return lambda: trainer.step(placed)
