@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from benchmarks.batches import VOCAB, Pieces
 
 Sentence = list[int]
+_SPECIAL = Pieces()
 
 
 def instances(
@@ -77,13 +78,12 @@ def instance(
     a: Sentence, b: Sentence, label: int, seq_len: int, predictions: int, rng: random.Random
 ) -> dict[str, list[int]]:
     """Special pieces, masks and padding."""
-    special = Pieces()
-    ids = [special.cls_id, *a, special.sep_id, *b, special.sep_id]
+    ids = [_SPECIAL.cls_id, *a, _SPECIAL.sep_id, *b, _SPECIAL.sep_id]
     segments = [0] * (len(a) + 2) + [1] * (len(b) + 1)
     candidates = [
         position
         for position, piece in enumerate(ids)
-        if piece not in (special.cls_id, special.sep_id)
+        if piece not in (_SPECIAL.cls_id, _SPECIAL.sep_id)
     ]
     rng.shuffle(candidates)
     count = min(predictions, max(1, round(len(ids) * 0.15)))
@@ -91,7 +91,7 @@ def instance(
     labels = [ids[position] for position in positions]
     for position in positions:
         if rng.random() < 0.8:
-            ids[position] = special.mask_id
+            ids[position] = _SPECIAL.mask_id
         elif rng.random() >= 0.5:
             ids[position] = rng.randint(0, VOCAB - 1)
     empty, unused = [0] * (seq_len - len(ids)), [0] * (predictions - len(positions))
