@@ -28,6 +28,9 @@ class Pieces:
     starts_word: np.ndarray = field(default_factory=lambda: np.arange(VOCAB) % 5 > 0)
 
 
+PIECES = Pieces()
+
+
 def random_documents() -> list[list[np.ndarray]]:
     """1 to 60 sentences of 3 to 50 pieces each, about 3 million in all."""
     rng = np.random.default_rng(0)
@@ -45,7 +48,7 @@ def random_examples(seq_len: int, data: DataConfig) -> PairExamples:
     return PairExamples(
         shards,
         plan,
-        Pieces(),
+        PIECES,
         data,
         seq_len=seq_len,
         max_predictions=PREDICTIONS[seq_len],

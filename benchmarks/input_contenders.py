@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.batches import PREDICTIONS, VOCAB, Pieces, random_documents, random_examples
+from benchmarks.batches import PIECES, PREDICTIONS, VOCAB, random_documents, random_examples
 from bert_jax.config import CorpusConfig, DataConfig
 from bert_jax.data.pipeline import train_dataset
 from bert_jax.prepare import prepare as prepare_shards
@@ -57,14 +57,14 @@ def collator(seq_len: int, batch_size: int, whole_word: bool) -> Callable[[], An
     sizes = batch["attention_mask"].sum(axis=1)
     features = []
     for ids, segments, size in zip(batch["input_ids"], batch["token_type_ids"], sizes, strict=True):
-        # A word begins one character after the last one's end.
-        starts = Pieces().starts_word[ids].cumsum() + np.arange(seq_len)
         columns = {
             "input_ids": ids[:size],
             "token_type_ids": segments[:size],
             "special_tokens_mask": (ids[:size] < len(special)).astype(int),
         }
         if whole_word:
+            # A word begins one character after the last one's end.
+            starts = PIECES.starts_word[ids].cumsum() + np.arange(seq_len)
             columns["offset_mapping"] = np.stack([starts, starts + 1], axis=1)
         features.append({name: column.tolist() for name, column in columns.items()})
     collate = transformers.DataCollatorForLanguageModeling(tokenizer, whole_word_mask=whole_word)

@@ -7,10 +7,9 @@ Written out anew from its published description (`create_instances_from_document
 import random
 from collections.abc import Iterator
 
-from benchmarks.batches import VOCAB, Pieces
+from benchmarks.batches import PIECES, VOCAB
 
 Sentence = list[int]
-_SPECIAL = Pieces()
 
 
 def instances(
@@ -78,12 +77,12 @@ def instance(
     a: Sentence, b: Sentence, label: int, seq_len: int, predictions: int, rng: random.Random
 ) -> dict[str, list[int]]:
     """Special pieces, masks and padding."""
-    ids = [_SPECIAL.cls_id, *a, _SPECIAL.sep_id, *b, _SPECIAL.sep_id]
+    ids = [PIECES.cls_id, *a, PIECES.sep_id, *b, PIECES.sep_id]
     segments = [0] * (len(a) + 2) + [1] * (len(b) + 1)
     candidates = [
         position
         for position, piece in enumerate(ids)
-        if piece not in (_SPECIAL.cls_id, _SPECIAL.sep_id)
+        if piece not in (PIECES.cls_id, PIECES.sep_id)
     ]
     rng.shuffle(candidates)
     count = min(predictions, max(1, round(len(ids) * 0.15)))
@@ -91,7 +90,7 @@ def instance(
     labels = [ids[position] for position in positions]
     for position in positions:
         if rng.random() < 0.8:
-            ids[position] = _SPECIAL.mask_id
+            ids[position] = PIECES.mask_id
         elif rng.random() >= 0.5:
             ids[position] = rng.randint(0, VOCAB - 1)
     empty, unused = [0] * (seq_len - len(ids)), [0] * (predictions - len(positions))
