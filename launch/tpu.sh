@@ -185,7 +185,7 @@ run() {
           conclude
           return
         fi
-        start=yes # it was over before: this is a new start
+        if on_slices allow_slice; then start=yes; fi # it was over before: this is a new start
         ;;
     esac
     if [[ ! $verdict =~ ^(none|unknown)$ ]]; then seen=yes; fi

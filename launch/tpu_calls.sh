@@ -84,6 +84,7 @@ status_of_slice() {
   ask "$1" "if [ -f $HOST ]; then bash $HOST status $1; else echo $1/- absent; fi"
 }
 logs_of_slice() { ask "$1" "bash $HOST logs $1 ${follow:-100}"; }
+allow_slice() { ask "$1" "bash $HOST allow"; }
 stop_slice() { ask "$1" "bash $HOST stop"; }
 
 # Prints a line for each host: NODE/WORKER absent|stopped|running LINE|exited CODE LINE.

@@ -13,7 +13,8 @@ bash launch/tpu_host.sh COMMAND ...
   train DATA WORKDIR [ARGUMENT ...]         train, here
   status NODE                               how the run on this host stands, in a line
   logs NODE LINES [--follow]                the last lines of its log
-  stop                                      let it save and end; it is not started again
+  stop                                      let it save and end; none starts until allow
+  allow                                     after a stop, let one start again
 
 Runs on each host of a TPU slice, where tpu.sh and gke.sh call it; you need not. DATA and WORKDIR
 are directories, ARGUMENT those of python -m bert_jax.train, and NODE the name of the slice. What
@@ -120,7 +121,8 @@ background() {
   shift
   exec 9>>"$STATE/lock"
   flock 9
-  train "$@" || code=$?
+  # A stop leaves its mark, and then looks who holds the lock: it ends this run, or is seen here.
+  if [[ -f $STATE/stopped ]]; then code=$RESUME; else train "$@" || code=$?; fi
   echo "$code" >"$STATE/exit_code.tmp"
   mv "$STATE/exit_code.tmp" "$STATE/exit_code"
   mkdir -p "$workdir/logs"
@@ -130,7 +132,7 @@ background() {
 start() {
   mkdir -p "$STATE"
   end $START_GRACE
-  rm -f "$STATE"/{exit_code,stopped}
+  rm -f "$STATE/exit_code"
   setsid nohup bash "${BASH_SOURCE[0]}" background "$@" >"$STATE/log" 2>&1 </dev/null &
   echo $! >"$STATE/pid"
   until running || [[ -f $STATE/exit_code ]] || ! kill -0 $!; do sleep 0.1; done
@@ -181,5 +183,6 @@ case ${1:-} in
     touch "$STATE/stopped"
     end $STOP_GRACE
     ;;
+  allow) rm -f "$STATE/stopped" ;;
   *) fail "say what to do (see --help)" ;;
 esac

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 FAKES = ROOT / "tests/launch"
 PLACE = ["--project=my-project", "--zone=us-west4-a"]
@@ -27,6 +29,17 @@ def write_program(path: Path, source: Path) -> None:
     """A program that does not look for packages, to start in 10 ms."""
     path.write_text(f"#!{sys.executable} -IS\n{source.read_text()}")
     path.chmod(0o755)
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for a launcher to end; all that it said is in the failure where it does not."""
+    try:
+        output, errors = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate(timeout=LIMIT)
+        pytest.fail(f"{process.args} did not end in {LIMIT} s:\n{output}{errors}")
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 class Cloud:
@@ -95,9 +108,7 @@ class Cloud:
         self, script: str, *arguments: str, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a launcher to its end."""
-        process = self.start(script, *arguments, **environment)
-        output, errors = process.communicate(timeout=LIMIT)
-        return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+        return finish(self.start(script, *arguments, **environment))
 
     def calls(self, *words: str) -> list[list[str]]:
         """The calls of programs that hold all these words, in order."""

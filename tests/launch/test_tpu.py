@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from fake_cloud import ACTIVE, LIMIT, PLACE, RUN, Cloud
+from fake_cloud import ACTIVE, LIMIT, PLACE, RUN, Cloud, finish
 
 TAKEN = [*ACTIVE * 3, "SUSPENDING", "SUSPENDED"]
 CONFIG = ["--", "--config=base"]
@@ -141,17 +141,17 @@ def test_the_watcher_may_go_and_come_back(cloud: Cloud):
     watcher = cloud.start("tpu.sh", "run", *RUN, *CONFIG)
     until(lambda: len(cloud.trained()) == 2)
     watcher.send_signal(signal.SIGINT)
-    _, errors = watcher.communicate(timeout=LIMIT)
-    assert watcher.returncode == 130
-    assert "the run goes on" in errors
+    gone = finish(watcher)
+    assert gone.returncode == 130
+    assert "the run goes on" in gone.stderr
     again = cloud.start("tpu.sh", "resume", *RUN, *CONFIG)
     looks = len(cloud.calls("list"))
     until(lambda: len(cloud.calls("list")) > looks + 2)
     # Somebody stops it.
     assert cloud.run("tpu.sh", "stop", *PLACE, "--name=bert").returncode == 0
-    _, errors = again.communicate(timeout=LIMIT)
-    assert again.returncode == 75, errors
-    assert "the run is stopped" in errors
+    done = finish(again)
+    assert done.returncode == 75, done.stderr
+    assert "the run is stopped" in done.stderr
     assert len(cloud.trained()) == 2
     assert len(cloud.calls("create")) == 1
     assert not cloud.has_tpus
@@ -162,8 +162,7 @@ def test_stopped_and_resumed(cloud: Cloud):
     run = cloud.start("tpu.sh", "run", *RUN, "--keep", *CONFIG)
     until(cloud.trained)
     cloud.run("tpu.sh", "stop", *PLACE, "--name=bert")
-    run.communicate(timeout=LIMIT)
-    assert run.returncode == 75
+    assert finish(run).returncode == 75
     assert cloud.has_tpus
     assert cloud.run("tpu.sh", "resume", *RUN, *CONFIG).returncode == 0
     assert len(cloud.calls("create")) == 1

@@ -8,7 +8,7 @@ import subprocess
 import time
 
 import pytest
-from fake_cloud import LIMIT, Cloud
+from fake_cloud import LIMIT, Cloud, finish
 
 
 def start(cloud: Cloud, *arguments: str) -> subprocess.Popen[str]:
@@ -35,9 +35,14 @@ def start(cloud: Cloud, *arguments: str) -> subprocess.Popen[str]:
 
 
 def run(cloud: Cloud, *arguments: str) -> tuple[int, str]:
-    process = start(cloud, *arguments)
-    output, errors = process.communicate(timeout=LIMIT)
-    return process.returncode, output + errors
+    done = finish(start(cloud, *arguments))
+    return done.returncode, done.stdout + done.stderr
+
+
+def until_told(cloud: Cloud, status: str) -> None:
+    deadline = time.monotonic() + LIMIT
+    while run(cloud, "status", "bert") != (0, status):
+        assert time.monotonic() < deadline
 
 
 @pytest.fixture
@@ -67,8 +72,7 @@ def test_a_pod_passes_a_signal_on(cloud: Cloud, pod: list[str]):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGTERM)  # it alone, as Kubernetes does
-    process.communicate(timeout=LIMIT)
-    assert process.returncode == 75
+    assert finish(process).returncode == 75
 
 
 def test_staging_is_tried_again(cloud: Cloud, pod: list[str]):
@@ -98,8 +102,21 @@ def test_a_stop_ends_where_its_host_goes(cloud: Cloud):
             stopping = start(cloud, "stop")
             assert training.wait(LIMIT) == -signal.SIGTERM
             shutil.rmtree(state)
-            assert stopping.communicate(timeout=LIMIT) == ("", "")
-            assert stopping.returncode == 0
+            done = finish(stopping)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_stop_in_the_middle_of_a_start_is_kept(cloud: Cloud, pod: list[str]):
+    """The run was to be started again, and is not until somebody allows it."""
+    cloud.plan([], [0])
+    assert run(cloud, "stop") == (0, "")
+    assert run(cloud, "start", "bert", *pod[1:]) == (0, "")
+    until_told(cloud, "bert/0 stopped\n")
+    assert not cloud.trained()
+    assert run(cloud, "allow") == (0, "")
+    assert run(cloud, "start", "bert", *pod[1:]) == (0, "")
+    until_told(cloud, "bert/0 exited 0 this is the end with 0\n")
+    assert len(cloud.trained()) == 1
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"]])
