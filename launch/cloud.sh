@@ -82,7 +82,7 @@ check() {
 }
 
 check_name() {
-  check --name "$name" '[a-z][a-z0-9-]{0,38}[a-z0-9]' "lower-case letters, digits and -"
+  check --name "$name" '[a-z][a-z0-9-]{0,38}[a-z0-9]' "2 to 40 lower-case letters, digits and -"
   check --slices "$slices" '[1-9][0-9]{0,2}' "a number of slices"
 }
 

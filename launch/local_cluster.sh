@@ -79,7 +79,7 @@ await() {
   local pid status ended deadline=
   code=0
   while ((${#running[@]})); do
-    sleep 0.2
+    sleep 0.2 || true # a terminal's Ctrl-C ends it, too
     local -a still=()
     for pid in "${running[@]}"; do
       if kill -0 "$pid" 2>/dev/null; then

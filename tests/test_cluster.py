@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from small_run import LONG, ROOT, Processes, assert_equal_runs, command, history
 
+from bert_jax.training.checkpoints import saved_steps
 from bert_jax.training.metrics import read_metrics
 
-# As a time limit of a test, on a machine that does other things too.
 # A run that does not end by itself, and neither evaluates nor saves meanwhile.
 ENDLESS = [
     *("--config.phases[0].steps=1000000", "--config.eval_every=1000000"),
@@ -206,6 +206,30 @@ def test_the_launcher_starts_all_again_where_one_is_killed(shards, tmp_path):
         assert told.count("starting all 2 processes again") == 1
         assert "[0] done" in told
     assert_equal_runs(killed, whole, 304)
+
+
+# A group of its own, to which Ctrl-C is sent as a terminal does it; pytest may have been started
+# with Ctrl-C ignored.
+FOREGROUND = """
+import os, signal, sys
+os.setsid()
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_has_the_launcher_save_and_say_how_to_go_on(shards, tmp_path):
+    (tmp_path / "checkout").mkdir()
+    launcher, directory = checkout(tmp_path / "checkout"), tmp_path / "run"
+    arguments = [sys.executable, "-c", FOREGROUND, "bash", str(launcher), "2"]
+    arguments += command(shards, directory, *ENDLESS)[3:]
+    with Processes(tmp_path / "logs", [arguments]) as processes:
+        processes.until(lambda: len(read_metrics(directory)) > 5)
+        os.killpg(processes.processes[0].pid, signal.SIGINT)
+        assert processes.wait(LONG) == [75], processes.output(0)
+        assert "[0] stopped" in processes.output(0)
+    assert len(saved_steps(directory / "checkpoints")) == 1
 
 
 def rank_of(directory: Path, index: int) -> int:
