@@ -87,7 +87,7 @@ def train(
       Whether the run is finished; False where a signal stopped it and it can be resumed.
 
     Raises:
-      UserError: a bad setting, corpus or run directory; a disk that is full.
+      UserError: a bad setting, corpus or run directory; a disk or a memory that is full.
     """
     with in_session(config.limits, directory, clock, detect_processes) as session:
         return _train(config, session)

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import LimitsConfig, RunConfig
-from bert_jax.errors import TrainingFailure, UserError
+from bert_jax.errors import TrainingFailure, UserError, first_line
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock
 from bert_jax.training.cluster import Cluster, join_cluster
@@ -56,13 +56,13 @@ def in_session(
       detect_processes: see `join_cluster`.
 
     Raises:
-      UserError: the directory is in use; a disk that is full.
+      UserError: the directory is in use; a disk or a memory that is full.
     """
     stop = StopRequest()
     cluster = join_cluster(limits, stop, detect_processes)
     with (
         cluster.failing_together(),
-        _disk_errors_explained(directory),
+        _machine_errors_explained(directory),
         Watchdog(limits, directory, cluster.index) as watchdog,
         ExitStack() as held,
     ):
@@ -131,7 +131,7 @@ def save_last(run: Run, state: TrainState) -> None:
 
 
 @contextmanager
-def _disk_errors_explained(directory: Path) -> Iterator[None]:
+def _machine_errors_explained(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -139,3 +139,11 @@ def _disk_errors_explained(directory: Path) -> Iterator[None]:
             raise
         where = error.filename or directory
         raise UserError(f"{where}: {error.strerror}; then start the same command again") from error
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            f"{first_line(error).rstrip('.')}; the same command goes on with "
+            "--config.optimizer.accumulate=2 (4, 8 ...), which takes a batch in so many parts, for "
+            "the same update, or with --config.model.remat=dots, which keeps less of it"
+        ) from error

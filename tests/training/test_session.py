@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.config import Config
-from bert_jax.errors import TrainingFailure
+from bert_jax.errors import TrainingFailure, UserError
 from bert_jax.training.checkpoints import Checkpoints, saved_steps
 from bert_jax.training.clock import Clock
 from bert_jax.training.seal import write_seal
@@ -42,3 +42,13 @@ def test_a_checkpoint_on_its_way_is_finished_when_training_fails(tmp_path, monke
     with pytest.raises(type(failure), match=str(failure)):
         fail_while_saving()
     assert saved_steps(tmp_path / "checkpoints") == [1]
+
+
+def test_a_memory_that_is_full_is_told_in_a_line_with_what_takes_less(tmp_path):
+    with (
+        pytest.raises(UserError, match="accumulate=2") as told,
+        in_session(Config().limits, tmp_path, None, detect_processes=False),
+    ):
+        # More than a process can address.
+        jax.block_until_ready(jnp.zeros((1 << 47,), jnp.uint8))
+    assert "out of memory" in str(told.value).lower()
