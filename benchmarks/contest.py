@@ -103,18 +103,25 @@ class Worker:
         )
         try:
             self.ready = self._answer()
-            self.repeats = max(1, round(SECONDS_A_TURN / self.seconds(1)))
+            self.repeats = max(1, round(SECONDS_A_TURN / self._work(1)))
         except BaseException:
             self._process.kill()
             raise
 
-    def seconds(self, repeats: int | None = None) -> float:
-        """Work, by default as often as fills a turn; the seconds of one work."""
-        repeats = repeats or self.repeats
+    def seconds(self) -> float:
+        """Work as often as fills a turn; the seconds of one work.
+
+        A work before them is not counted: the first after a pause takes up to twice as long as
+        those that follow, and training has no pauses.
+        """
+        self._work(1)
+        return self._work(self.repeats) / self.repeats
+
+    def _work(self, repeats: int) -> float:
         assert self._process.stdin
         self._process.stdin.write(f"{repeats}\n")
         self._process.stdin.flush()
-        return self._answer() / repeats
+        return self._answer()
 
     def peak_memory(self) -> int:
         """End the process; its peak in bytes."""
