@@ -16,6 +16,7 @@ from bert_jax.models import BertForPreTraining, BertModel
 from bert_jax.models.attention import attention, mask_bias
 from bert_jax.models.dropout import dropout
 from bert_jax.models.layers import activation, product
+from bert_jax.models.word_table import word_logits, word_rows, word_table
 
 CONFIG = BertConfig(
     vocab_size=90,
@@ -335,6 +336,27 @@ def test_gradient_of_a_product_is_that_of_einsum(spec):
         ours, pull_ours = jax.vjp(lambda a, b, d=dtype: product(spec, d, a, b), left, right)
         assert_close((ours, *pull_ours(gradient)), (expected, *pull(gradient)), tolerance)
         assert all(leaf.dtype == jnp.float32 for leaf in (ours, *pull_ours(gradient)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradient_of_the_word_table_is_that_of_both_uses(dtype):
+    config = dataclasses.replace(CONFIG, dtype=dtype)
+    table, hidden, of_logits = (
+        jax.random.normal(jax.random.key(index), shape)
+        for index, shape in enumerate(((96, 32), (B, P, 32), (B, P, 96)))
+    )
+    of_rows = jax.random.normal(jax.random.key(3), (B, L, 32), dtype)
+    ids = batch_of()["input_ids"]
+
+    def uses(table):
+        rows = word_table(config, table)
+        return word_rows(rows, ids), word_logits(dtype, rows, hidden)
+
+    (gradient,) = jax.vjp(uses, table)[1]((of_rows, of_logits))
+    rounded = (np.asarray(array.astype(dtype), np.float64) for array in (of_logits, hidden))
+    expected = np.einsum("bpv,bpd->vd", *rounded)
+    np.add.at(expected, ids, np.asarray(of_rows, np.float64))
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_every_parameter_names_its_axes():
