@@ -106,7 +106,8 @@ def _word_logits_backward(
     count = table.parts.shape[0]
     hidden_gradient = product("BPV,VD->BPD", dtype, gradient_BPV, table.rows)
     # A CPU's library for bfloat16 products does not take one that is summed over a single axis,
-    # rows and predictions in one, and XLA by itself takes twice as long. In float32 two axes do.
+    # rows and predictions in one, and XLA by itself takes twice as long. In float32 the single
+    # axis is faster.
     rows = gradient_BPV.shape[1:2] if dtype == "bfloat16" else ()
     spec = "RBPV,RBPD->RVD" if rows else "RNV,RND->RVD"
     gradient, hidden = (
