@@ -17,6 +17,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.dropout import Draw, dropout
 from bert_jax.models.layers import (
     Projection,
+    device_platform,
     dropout_draw,
     dropout_seed,
     layer_norm,
@@ -158,9 +159,6 @@ def cudnn_attention(
 def implementation(config: BertConfig, length: int, deterministic: bool) -> str:
     """What computes attention here: xla, splash or cudnn.
 
-    It goes by the devices of the mesh that is set, which in a program compiled ahead of time are
-    not those of this machine; without a mesh by jax's default ones.
-
     Args:
       config: its `attention` is taken; "auto" takes what is fastest and can compute it.
       length: of the sequences.
@@ -169,9 +167,7 @@ def implementation(config: BertConfig, length: int, deterministic: bool) -> str:
     Raises:
       UserError: see `check_attention`.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    device = mesh.abstract_device
-    platform = jax.default_backend() if device is None else device.platform
+    platform = device_platform()
     if config.attention != "auto":
         check_attention(config, platform, deterministic)
         return config.attention

@@ -17,6 +17,16 @@ from bert_jax.models.dropout import Draw, hardware_bits, random_bits
 PROJECTION = "projection"
 
 
+def device_platform() -> str:
+    """Of the devices that a program is being traced for: cpu, gpu or tpu.
+
+    Those of the mesh that is set, which in a program compiled ahead of time are not of this
+    machine; without a mesh jax's default ones.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 def initializer(config: BertConfig, axes: tuple[str, ...]) -> nn.initializers.Initializer:
     """Normal of deviation `initializer_range`, cut at two sigma, without variance correction.
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import BertConfig, model_size
-from bert_jax.models import BertForPreTraining, BertModel
+from bert_jax.models import BertForPreTraining, BertModel, encoder
 from bert_jax.models.attention import attention, mask_bias
 from bert_jax.models.dropout import dropout
 from bert_jax.models.layers import activation, product
@@ -173,6 +173,24 @@ def test_scanned_layers_equal_unrolled_ones():
     flat_value, flat_gradient = value_and_gradient(unrolled, unstacked(params))
     np.testing.assert_allclose(value, flat_value, rtol=1e-6)
     assert_close(unstacked(gradient), flat_gradient, 1e-5)
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_scanned_bfloat16_layers_are_no_loop_on_a_cpu(monkeypatch, remat):
+    config = dataclasses.replace(CONFIG, dtype="bfloat16", remat=remat)
+    params = init(CONFIG)
+
+    def compute() -> tuple[bool, Any]:
+        function = functools.partial(value_and_gradient, config)
+        return "stablehlo.while" in jax.jit(function).lower(params).as_text(), function(params)
+
+    loops, (value, gradient) = compute()
+    monkeypatch.setattr(encoder, "device_platform", lambda: "tpu")
+    loops_elsewhere, (looped_value, looped_gradient) = compute()
+    assert (loops, loops_elsewhere) == (False, True)
+    np.testing.assert_allclose(value, looped_value, rtol=1e-3)
+    # bfloat16 has 8 bits: XLA rounds at other places in a loop.
+    assert_close(gradient, looped_gradient, 1e-2)
 
 
 @pytest.mark.parametrize(
