@@ -48,12 +48,27 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     else:
         rule = optax.scale_by_adam(config.b1, config.b2, config.eps)
     return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
+        clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity(),
         rule,
         optax.add_decayed_weights(config.weight_decay, mask=decayed),
         scale_by_layer_trust_ratio() if config.name == "lamb" else optax.identity(),
         optax.scale_by_learning_rate(learning_rate_schedule(config, total_steps)),
     )
+
+
+def clip_by_global_norm(largest: float) -> optax.GradientTransformation:
+    """Scale gradients whose norm, over all of them, is above `largest` down to it.
+
+    By one factor, as the original does (`tf.clip_by_global_norm`). `optax.clip_by_global_norm`
+    chooses between each gradient and its quotient, which XLA writes to memory on a CPU, and reads
+    again for each moment and for the parameter.
+    """
+
+    def scaled(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
+        factor = jnp.minimum(1.0, largest / optax.tree.norm(updates))
+        return jax.tree.map(lambda gradient: gradient * factor, updates)
+
+    return optax.stateless(scaled)
 
 
 def decayed(params: Any) -> Any:

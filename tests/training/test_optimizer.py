@@ -14,7 +14,12 @@ import torch
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bert_jax.config import OptimizerConfig
-from bert_jax.training.optimizer import decayed, learning_rate_schedule, make_optimizer
+from bert_jax.training.optimizer import (
+    clip_by_global_norm,
+    decayed,
+    learning_rate_schedule,
+    make_optimizer,
+)
 
 TOTAL = 12
 CONFIG = OptimizerConfig(learning_rate=0.05, warmup_steps=4, weight_decay=0.1, clip_norm=1.0)
@@ -208,6 +213,17 @@ def test_decay_skips_layer_norm_and_biases_boxed_or_not():
             for path, value in jax.tree_util.tree_leaves_with_path(decayed(params))
         }
         assert found == dict.fromkeys(DECAYED, True) | dict.fromkeys(NOT_DECAYED, False)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.02, 3.0, 1e15, math.nan])
+def test_clipping_is_that_of_optax_and_keeps_what_is_small_bit_for_bit(scale):
+    tree = nested(random_flat(1, scale))
+    ours, theirs = (
+        clip.update(tree, clip.init(tree))[0]
+        for clip in (clip_by_global_norm(1.0), optax.clip_by_global_norm(1.0))
+    )
+    rtol = 1e-6 if scale > 1 else 0.0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol), ours, theirs)
 
 
 def test_no_clipping_where_the_norm_is_zero():
