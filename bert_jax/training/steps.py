@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bert_jax.models.layers import device_platform
 from bert_jax.training.objective import Batch, Metrics, Objective, summed_loss
 from bert_jax.training.sharding import LOGICAL_RULES
 from bert_jax.training.state import TrainState, update_shardings
@@ -83,16 +84,30 @@ def train_step(
         grads, params = (
             jax.lax.with_sharding_constraint(tree, update_shardings) for tree in (grads, params)
         )
-    updates, opt_state = optimizer.update(grads, state.opt_state, params)
-    params = optax.apply_updates(params, updates)
     loss, norm = summed_loss(metrics, weights), optax.tree.norm(grads)
     accepted = jnp.isfinite(loss) & jnp.isfinite(norm)
     if spike_sigmas:
         accepted &= ~_is_spike(norm, state.grad_norms, spike_sigmas)
-    taken = TrainState(state.step, params, opt_state, jnp.append(state.grad_norms[1:], norm))
-    kept = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), taken, state)
+
+    def taken() -> TrainState:
+        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        updated = optax.apply_updates(params, updates)
+        return TrainState(state.step, updated, opt_state, jnp.append(state.grad_norms[1:], norm))
+
+    kept = _taken_if(accepted, taken, state)
     metrics = jax.tree.map(lambda value: jnp.where(accepted, value, 0), metrics)
     return dataclasses.replace(kept, step=state.step + 1), metrics, Outcome(loss, norm, ~accepted)
+
+
+def _taken_if(
+    accepted: jax.Array, taken: Callable[[], TrainState], state: TrainState
+) -> TrainState:
+    """What `taken` computes, or the state as it is."""
+    if device_platform() == "cpu":
+        # Chosen element by element, XLA copies Adam's moments here, for they and the parameters
+        # are each made of the old ones: an update takes twice as long (docs/performance.md).
+        return jax.lax.cond(accepted, taken, lambda: state)
+    return jax.tree.map(lambda new, old: jnp.where(accepted, new, old), taken(), state)
 
 
 def _is_spike(norm: jax.Array, window: jax.Array, sigmas: float) -> jax.Array:
