@@ -15,6 +15,7 @@ import small_run
 
 from bert_jax.config import BertConfig, MeshConfig, OptimizerConfig
 from bert_jax.models import BertForPreTraining
+from bert_jax.training import steps
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.objective import pretraining
 from bert_jax.training.optimizer import make_optimizer
@@ -100,17 +101,21 @@ def bits(state: TrainState) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "accumulate", "dtype", "name", "value"),
+    ("shape", "accumulate", "dtype", "value", "platform"),
     [
-        ((2, 2, 2), 1, "float32", "word_embeddings", np.inf),
-        ((4, 1, 2), 2, "bfloat16", "word_embeddings", 3e38),
+        ((2, 2, 2), 1, "float32", np.inf, "cpu"),
+        ((4, 1, 2), 2, "bfloat16", 3e38, "cpu"),
+        ((2, 2, 2), 1, "float32", np.inf, "tpu"),
     ],
 )
-def test_a_step_of_bad_numbers_changes_not_a_bit(shape, accumulate, dtype, name, value):
+def test_a_step_of_bad_numbers_changes_not_a_bit(
+    shape, accumulate, dtype, value, platform, monkeypatch
+):
+    monkeypatch.setattr(steps, "device_platform", lambda: platform)
     training = Training(shape, accumulate, dtype)
     # Moments that are not zero, for a change to show.
     moments = jax.tree.map(lambda leaf: np.asarray(leaf) + 3, training.state.opt_state)
-    state = training.copy(params=training.params(name, value), opt_state=moments)
+    state = training.copy(params=training.params("word_embeddings", value), opt_state=moments)
     before = bits(state)
     after, metrics, outcome = training.step(state)
     assert bool(outcome.skipped)
@@ -134,6 +139,15 @@ def test_a_sound_step_is_taken(training):
     assert after.grad_norms[-1] == outcome.grad_norm > 0
     changed = [path for path, value in bits(after).items() if value != before[path]]
     assert len(changed) > len(before) / 2
+
+
+def test_a_branch_takes_the_same_step_as_a_choice_of_each_element(training, monkeypatch):
+    monkeypatch.setattr(steps, "device_platform", lambda: "tpu")
+    chosen = Training(sigmas=6.0)
+    by_branch, by_choice = (each.step(each.copy())[0] for each in (training, chosen))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8), by_branch, by_choice
+    )
 
 
 def test_a_gradient_that_overflows_is_skipped_though_the_loss_is_finite(training):
