@@ -15,7 +15,11 @@ class UserError(Exception):
     exit_code = USAGE_EXIT_CODE
 
 
-class TrainingFailure(UserError):
+class SharedFailure(UserError):
+    """What all processes of a run come to alike, so that none has to tell the others."""
+
+
+class TrainingFailure(SharedFailure):
     """What the run itself came to, in one line: the same command again would come to the same."""
 
     exit_code = FAILURE_EXIT_CODE

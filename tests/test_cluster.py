@@ -163,6 +163,41 @@ def test_a_heartbeat_under_way_at_the_end_is_no_lost_process(tmp_path):
         assert [processes.output(index) for index in range(2)] == ["over\n"] * 2
 
 
+SHARED = """
+import sys, time
+from bert_jax.config import LimitsConfig
+from bert_jax.errors import UserError
+from bert_jax.training.cluster import join_cluster
+from bert_jax.training.stopping import StopRequest
+cluster = join_cluster(LimitsConfig(), StopRequest(), False)
+read = cluster._read
+def read_late(folder):
+    time.sleep(folder in ("spread", "breakfast"))  # the other has long said what it has to say
+    return read(folder)
+if cluster.index == int(sys.argv[1]):
+    cluster._read = read_late
+def burn():
+    raise UserError("the toast is burnt")
+with cluster.failing_together():
+    if sys.argv[2] == "same":
+        cluster.check_same("spread", str(cluster.index))
+    cluster.by_first("breakfast", burn)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [("same", "process 1 of 2 has another spread than process 0"), ("first", "the toast is burnt")],
+)
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_all_come_to_each_says_for_itself(tmp_path, what, told, late):
+    with Processes(tmp_path, [[sys.executable, "-c", SHARED, str(late), what]] * 2) as processes:
+        assert processes.wait(60) == [2, 2]
+        for index in range(2):
+            assert processes.output(index).startswith(f"error: {told}")
+            assert len(processes.output(index).splitlines()) == 1
+
+
 def test_processes_of_other_settings_are_told(shards, tmp_path):
     commands = [command(shards, tmp_path / "run", f"--config.seed={seed}") for seed in (0, 1)]
     with Processes(tmp_path / "logs", commands) as processes:

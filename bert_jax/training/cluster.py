@@ -27,7 +27,7 @@ from jax._src import distributed
 from jax.errors import JaxRuntimeError
 
 from bert_jax.config import LimitsConfig
-from bert_jax.errors import FAILURE_EXIT_CODE, UserError, print_error
+from bert_jax.errors import FAILURE_EXIT_CODE, SharedFailure, UserError, print_error
 from bert_jax.training.stopping import RESUME_EXIT_CODE, StopRequest
 from bert_jax.training.watchdog import running_seconds
 
@@ -131,12 +131,12 @@ class Cluster:
         """Check that all processes have the same value.
 
         Raises:
-          UserError: in all of them, naming those whose value is not that of process 0.
+          SharedFailure: in all of them, naming those whose value is not that of process 0.
         """
         values = self.exchange(name, value, self._limits.start)
         others = [str(index) for index, other in enumerate(values) if other != values[0]]
         if others:
-            raise UserError(
+            raise SharedFailure(
                 f"process {', '.join(others)} of {self.count} has another {name} than process 0; "
                 "give all of them the same command"
             )
@@ -148,7 +148,7 @@ class Cluster:
           Whether it was done; False where a signal has come to any process.
 
         Raises:
-          UserError: process 0 did; the others raise the same.
+          SharedFailure: process 0 raised a UserError; all raise the same.
         """
         try:
             with self._stop.interrupting():
@@ -158,28 +158,33 @@ class Cluster:
         except KeyboardInterrupt:
             outcome = "stopped"
         except UserError as error:
-            self.exchange(name, f"failed: {error}")
-            raise
+            outcome = f"failed: {error}"
+            if self.count == 1:
+                raise
         outcomes = self.exchange(name, outcome)
         if outcomes[0].startswith("failed: "):
-            raise UserError(outcomes[0].removeprefix("failed: "))
+            raise SharedFailure(outcomes[0].removeprefix("failed: "))
         return "stopped" not in outcomes
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
         """With several processes, end this one where the block fails, and let the others know.
 
-        It would otherwise wait for them to end with it. The failure may be the effect of a peer's
-        end, a broken connection: then the process waits to hear whose end it was.
+        It would otherwise wait for them to end with it. What all come to, each says for itself.
+        The failure may be the effect of a peer's end, a broken connection: then the process waits
+        to hear whose end it was.
         """
         try:
             yield
         except Exception as error:
             if self.count == 1:
                 raise
-            if not _is_of_this_process(error):
-                time.sleep(self._heartbeat + 2 * _FAREWELL)
-            self._tell(f"process {self.index} of {self.count} has failed, see its messages")
+            if isinstance(error, SharedFailure):
+                self.leave()
+            else:
+                if not _is_of_this_process(error):
+                    time.sleep(self._heartbeat + 2 * _FAREWELL)
+                self._tell(f"process {self.index} of {self.count} has failed, see its messages")
             _print_failure(error)
             self._exit(error.exit_code if isinstance(error, UserError) else FAILURE_EXIT_CODE)
 
