@@ -35,7 +35,9 @@ def learning_rate_schedule(config: OptimizerConfig, total_steps: int) -> optax.S
     return schedule
 
 
-def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, total_steps: int
+) -> optax.GradientTransformationExtraArgs:
     """Clip by global norm, the rule, decoupled decay, the learning rate: in that order.
 
     The decay is added to the rule's update before the learning rate, and skips LayerNorm and
@@ -56,19 +58,30 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
     )
 
 
-def clip_by_global_norm(largest: float) -> optax.GradientTransformation:
+def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs:
     """Scale gradients whose norm, over all of them, is above `largest` down to it.
+
+    `update` takes that norm as `grad_norm`, where the caller has it; else it is computed.
 
     By one factor, as the original does (`tf.clip_by_global_norm`). `optax.clip_by_global_norm`
     chooses between each gradient and its quotient, which XLA writes to memory on a CPU, and reads
     again for each moment and for the parameter.
     """
 
-    def scaled(updates: optax.Updates, _: optax.Params | None) -> optax.Updates:
-        factor = jnp.minimum(1.0, largest / optax.tree.norm(updates))
-        return jax.tree.map(lambda gradient: gradient * factor, updates)
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        grad_norm: jax.Array | None = None,
+        **_: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params
+        norm = optax.tree.norm(updates) if grad_norm is None else grad_norm
+        factor = jnp.minimum(1.0, largest / norm)
+        return jax.tree.map(lambda gradient: gradient * factor, updates), state
 
-    return optax.stateless(scaled)
+    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
 def decayed(params: Any) -> Any:

@@ -52,8 +52,8 @@ def with_rates(
 ) -> optax.GradientTransformation:
     """`optimizer` with each parameter's update times `rate` of its name.
 
-    Parameters of rate 0 get no update and no optimizer state, and their gradients don't count in
-    the norm that is clipped.
+    Parameters of rate 0 get no update and no optimizer state. Their gradients are zero, by
+    `stop_gradients`, and so don't count in the norm that is clipped.
     """
 
     def scale(updates: optax.Updates, params: optax.Params | None = None) -> optax.Updates:

@@ -90,7 +90,9 @@ def train_step(
         accepted &= ~_is_spike(norm, state.grad_norms, spike_sigmas)
 
     def taken() -> TrainState:
-        updates, opt_state = optimizer.update(grads, state.opt_state, params)
+        # The clipping takes the norm from here: XLA merges nothing into a branch.
+        update = optax.with_extra_args_support(optimizer).update
+        updates, opt_state = update(grads, state.opt_state, params, grad_norm=norm)
         updated = optax.apply_updates(params, updates)
         return TrainState(state.step, updated, opt_state, jnp.append(state.grad_norms[1:], norm))
 

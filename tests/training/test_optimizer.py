@@ -226,6 +226,13 @@ def test_clipping_is_that_of_optax_and_keeps_what_is_small_bit_for_bit(scale):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol), ours, theirs)
 
 
+def test_clipping_takes_the_norm_that_is_given():
+    tree = nested(random_flat(1))
+    clip = clip_by_global_norm(1.0)
+    halves, _ = clip.update(tree, clip.init(tree), grad_norm=jnp.float32(2.0))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b / 2), halves, tree)
+
+
 def test_no_clipping_where_the_norm_is_zero():
     """The rule sees gradients as they are: with b1 = 0 and b2 = 0, m / (sqrt(v) + eps) is signs."""
     config = OptimizerConfig(

@@ -1,6 +1,7 @@
 """The step is the same training whatever the mesh, the micro-batches and the layer loop."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,25 @@ def run_steps(
             state, metrics, _ = step(state, batch, 3)
             losses.append(mean_metrics([metrics])["mlm_loss"])
     return losses, state
+
+
+def test_the_optimizer_is_given_the_norm():
+    """So that clipping does not compute it once more."""
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, grad_norm: Any = None, **_: Any
+    ) -> tuple[Any, Any]:
+        return updates, grad_norm
+
+    keeps_norm = optax.GradientTransformationExtraArgs(lambda params: jnp.float32(0), update)
+    objective = pretraining(BertForPreTraining(CONFIG))
+    mesh = make_mesh(MeshConfig(data=8))
+    with jax.set_mesh(mesh):
+        abstract = abstract_state(objective, keeps_norm, mesh)
+        state = create_state(objective, keeps_norm, abstract, seed=3)
+        step = compile_train_step(abstract, objective, keeps_norm, accumulate=1)
+        state, _, outcome = step(state, shard_batch(mesh, random_batch(0)), 3)
+    assert float(state.opt_state) == float(outcome.grad_norm) > 0
 
 
 def without_dropout(config: BertConfig) -> BertConfig:
