@@ -10,18 +10,21 @@ import numpy as np
 
 from bert_jax.config import model_size
 from bert_jax.models import BertModel
+from bert_jax.prediction.predictor import kernels_as, unrolled
 from bert_jax.tasks.inference import Inference
 
 
 def prepare(size: str, lengths: list[int], batch_size: int, dtype: str) -> Callable[[], Any]:
     """A function that encodes all sequences."""
-    config = model_size(size)
+    config = unrolled(model_size(size))
     config.dtype = dtype
     model = BertModel(config)
     ids = jnp.zeros((1, 8), jnp.int32)
-    params = jax.jit(lambda key: nn.unbox(model.init(key, ids, ids, ids)["params"]))(
-        jax.random.key(0)
-    )
+
+    def init(key: jax.Array) -> Any:
+        return kernels_as(dtype, nn.unbox(model.init(key, ids, ids, ids)["params"]))
+
+    params = jax.jit(init)(jax.random.key(0))
 
     def forward(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         names = ("input_ids", "token_type_ids", "attention_mask")

@@ -113,6 +113,11 @@ def _add_common(command: argparse.ArgumentParser, formats: tuple[str, ...]) -> N
         metavar="N",
         help="sequences computed together (default: %(default)s)",
     )
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of activations and products (default: the model's; float32 for those of others)",
+    )
     command.set_defaults(second=None, top=_TOP)
 
 
@@ -203,7 +208,11 @@ def _predict(arguments: argparse.Namespace) -> None:
     elif arguments.texts:  # no more rows than there is work for
         fitting = 1 << (len(arguments.texts) - 1).bit_length()
         arguments.batch_size = min(arguments.batch_size, fitting)
-    predictor = _predictor(arguments, load_weights(arguments.model))
+    weights = load_weights(arguments.model)
+    if arguments.dtype:
+        config = dataclasses.replace(weights.config, dtype=arguments.dtype)
+        weights = dataclasses.replace(weights, config=config)
+    predictor = _predictor(arguments, weights)
     if asks:
         _converse(arguments, predictor)
     else:

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from bert_jax.config import BertConfig
 from bert_jax.models.attention import Attention, ResidualOutput
@@ -88,17 +89,24 @@ class Encoder(nn.Module):
                 split_rngs={"params": True, "dropout": True},
                 in_axes=same_in_all,
                 length=c.num_hidden_layers,
-                unroll=1 if _loops(c) else c.num_hidden_layers,
+                unroll=1 if deterministic or _loops(c) else c.num_hidden_layers,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             stack = scanned(c, deterministic, hidden_states, name="layer")
             last, states = stack(hidden, attention_mask, segment_ids)
             return jnp.concatenate([hidden[None], states]) if hidden_states else last
-        states = [hidden]
+        every = [hidden]
+        # A constant that layers share XLA writes out once, as large as what it is added to, and on
+        # a CPU each layer reads it, where it could be part of the layer's one kernel
+        # (docs/performance.md). Functions that stay apart share none.
+        apart = deterministic and device_platform() == "cpu"
         for index in range(c.num_hidden_layers):
-            one = layer(c, deterministic, name=f"layer_{index}")
-            states.append(one(states[-1], attention_mask, segment_ids)[0])
-        return jnp.stack(states) if hidden_states else states[-1]
+            one = (nn.jit(layer) if apart else layer)(c, deterministic, name=f"layer_{index}")
+            state: Any = one(every[-1], attention_mask, segment_ids)[0]
+            if apart:
+                state = set_xla_metadata(state, inlineable="false")
+            every.append(state)
+        return jnp.stack(every) if hidden_states else every[-1]
 
 
 def _loops(config: BertConfig) -> bool:

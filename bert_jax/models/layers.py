@@ -92,9 +92,28 @@ def _product(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Ar
     Args:
       spec: an einsum in which each index of an operand is in the other operand or in the output.
     """
-    return jnp.einsum(
-        spec, left.astype(dtype), right.astype(dtype), preferred_element_type=jnp.float32
+    operands, out = spec.split("->")
+    ordered = _ordered(spec)
+    result = jnp.einsum(
+        f"{operands}->{ordered}",
+        left.astype(dtype),
+        right.astype(dtype),
+        preferred_element_type=jnp.float32,
     )
+    return jnp.einsum(f"{ordered}->{out}", result)
+
+
+def _ordered(spec: str) -> str:
+    """The output of an einsum as one product gives it: the left operand's rows come first.
+
+    Left to `jnp.einsum`, BLD,DHK->BHLK is a product of rows HK and columns BL, whose operand and
+    result XLA transposes element by element on a CPU; of BLHK it moves whole rows of K.
+    """
+    left, right, out = spec.replace("->", ",").split(",")
+    batch = "".join(letter for letter in left if letter in right and letter in out)
+    of_left = "".join(letter for letter in left if letter not in right)
+    of_right = "".join(letter for letter in right if letter not in left)
+    return out if out == batch + of_right + of_left else batch + of_left + of_right
 
 
 def _product_forward(spec: str, dtype: str, left: jax.Array, right: jax.Array):

@@ -77,14 +77,27 @@ def unrolled(config: BertConfig) -> BertConfig:
     return dataclasses.replace(config, scan_layers=False)
 
 
+def kernels_as(dtype: str, params: Any) -> Any:
+    """Parameters, the encoder's kernels in the dtype that its products take them in.
+
+    Answers stay as they are, bit for bit, and no batch casts them again.
+    """
+
+    def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        names = [entry.key for entry in path]
+        return leaf.astype(dtype) if "encoder" in names and names[-1] == "kernel" else leaf
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
 def needed_params(
     weights: Weights,
-    model: nn.Module,
+    model: Any,
     *more: Any,
     scope: str = "",
     shape: tuple[int, ...] = (1, 8),
 ) -> Any:
-    """The parameters of `model`, on the first device.
+    """The parameters of `model`, on the first device, as `kernels_as` of its dtype.
 
     Args:
       weights: where they are from.
@@ -97,8 +110,12 @@ def needed_params(
       UserError: `weights` lack some.
     """
     ids = np.zeros(shape, np.int32)
-    abstract: Any = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids, *more))
-    tree = abstract["params"]
+
+    def init(key: jax.Array) -> Any:
+        params = nn.unbox(model.init(key, ids, ids, ids, *more))["params"]
+        return kernels_as(model.config.dtype, params)
+
+    tree = jax.eval_shape(init, jax.random.key(0))
     params, missing = load_params(weights, {scope: tree} if scope else tree)
     if missing:
         names = sorted({"/".join(name.split("/")[:2]) for name in missing})

@@ -81,7 +81,7 @@ def clip_by_global_norm(largest: float) -> optax.GradientTransformationExtraArgs
         factor = jnp.minimum(1.0, largest / norm)
         return jax.tree.map(lambda gradient: gradient * factor, updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def decayed(params: Any) -> Any:

@@ -177,11 +177,12 @@ def test_scanned_layers_equal_unrolled_ones():
 
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_scanned_bfloat16_layers_are_no_loop_on_a_cpu(monkeypatch, remat):
-    config = dataclasses.replace(CONFIG, dtype="bfloat16", remat=remat)
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = dataclasses.replace(CONFIG, dtype="bfloat16", remat=remat, **no_dropout)
     params = init(CONFIG)
 
     def compute() -> tuple[bool, Any]:
-        function = functools.partial(value_and_gradient, config)
+        function = functools.partial(value_and_gradient, config, deterministic=False)
         return "stablehlo.while" in jax.jit(function).lower(params).as_text(), function(params)
 
     loops, (value, gradient) = compute()
@@ -191,6 +192,20 @@ def test_scanned_bfloat16_layers_are_no_loop_on_a_cpu(monkeypatch, remat):
     np.testing.assert_allclose(value, looped_value, rtol=1e-3)
     # bfloat16 has 8 bits: XLA rounds at other places in a loop.
     assert_close(gradient, looped_gradient, 1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_on_a_cpu_layers_share_no_constants_without_gradients(dtype, scan_layers):
+    """Either they are a loop, or each is a function that XLA is told not to take apart."""
+    config = dataclasses.replace(CONFIG, dtype=dtype, scan_layers=scan_layers)
+    compute = jax.jit(functools.partial(forward, config))
+    params = init(config)
+    lowered = compute.lower(params, batch_of())
+    assert ("stablehlo.while" in lowered.as_text()) == scan_layers
+    compiled: Any = lowered.compile()
+    kept = 0 if scan_layers else config.num_hidden_layers
+    assert compiled.as_text().count(" call(") == kept
 
 
 @pytest.mark.parametrize(
