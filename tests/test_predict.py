@@ -85,6 +85,15 @@ def test_arguments_to_json_lines_and_a_table(models):
     assert rows[3].endswith(answers[2]["filled"])
 
 
+def test_the_dtype_is_a_matter_of_digits(models, objects):
+    wanted = ("next-sentence", models["pretrained"], "a river", "a stone")
+    whole, named, half = (
+        objects(*wanted, *more) for more in ([], ["--dtype=float32"], ["--dtype=bfloat16"])
+    )
+    assert whole == named
+    assert 0 < abs(half[0]["probability"] - whole[0]["probability"]) < 0.02
+
+
 def test_every_source_gives_the_same(models, objects, tmp_path):
     text = "\n".join(LINES) + "\n"
     (tmp_path / "lines.txt").write_text("\ufeff" + text.replace("\n", "\r\n"))
