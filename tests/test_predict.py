@@ -18,7 +18,9 @@ import pytest
 from peer_models import peer, save_peer
 
 from bert_jax import predict
+from bert_jax.allocator import SETTINGS
 from bert_jax.errors import UserError, run_main
+from bert_jax.prediction import command
 from bert_jax.prediction.predictor import Predictor
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +85,18 @@ def test_arguments_to_json_lines_and_a_table(models):
     best = answers[1]["masks"][1][0]
     assert rows[2].startswith(f"2     {best['piece']} {best['probability']:.4f}  ")
     assert rows[3].endswith(answers[2]["filled"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the settings are glibc's")
+def test_many_texts_have_the_fast_allocator_and_a_few_start_at_once(models):
+    fresh = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    fresh["BERT_JAX_ALLOCATOR"] = ""
+    wanted = ("next-sentence", models["pretrained"])
+    many = run(*wanted, input="a river\ta stone\n", env=fresh)
+    few = run(*wanted, "a river", "a stone", env=fresh)
+    first, second = (json.loads(result.stdout)["probability"] for result in (many, few))
+    np.testing.assert_allclose(first, second, atol=1e-6)
+    assert ["allocator: " in result.stderr for result in (many, few)] == [True, False]
 
 
 def test_the_dtype_is_a_matter_of_digits(models, objects):
@@ -186,7 +200,7 @@ def test_no_more_than_a_chunk_is_in_memory(tmp_path, capsys):
     echo = _Echo()
     words = ["embed", "MODEL", f"--output={tmp_path}/out.jsonl", "--input=none"]
     arguments = predict._parser().parse_args(words)
-    predict._stream(arguments, echo, echo.items(100_000))
+    command._stream(arguments, echo, echo.items(100_000))
     assert echo.most == echo.chunk
     with (tmp_path / "out.jsonl").open() as lines:
         assert [json.loads(line)["text"] for line in lines] == [str(i) for i in range(100_000)]

@@ -8,8 +8,9 @@ from peer_models import peer, save_peer
 
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
-from bert_jax.prediction.embedding import Embed, Recipe
+from bert_jax.prediction.embedding import Embed
 from bert_jax.prediction.predictor import Item
+from bert_jax.prediction.recipe import Recipe
 
 TEXTS = ["The river walks.", "a", "under small stones, a green bird walks? " * 2, "light house"]
 
