@@ -82,6 +82,7 @@ class Encoder(nn.Module):
         c = self.config
         layer = rematerialized(c)
         if c.scan_layers:
+            stacks = hidden_states or not deterministic  # what every layer says, or residuals
             same_in_all: Any = nn.broadcast
             scanned = nn.scan(
                 layer,
@@ -89,7 +90,7 @@ class Encoder(nn.Module):
                 split_rngs={"params": True, "dropout": True},
                 in_axes=same_in_all,
                 length=c.num_hidden_layers,
-                unroll=1 if deterministic or _loops(c) else c.num_hidden_layers,
+                unroll=c.num_hidden_layers if stacks and not _loops(c) else 1,
                 metadata_params={nn.PARTITION_NAME: "layers"},
             )
             stack = scanned(c, deterministic, hidden_states, name="layer")
@@ -110,11 +111,11 @@ class Encoder(nn.Module):
 
 
 def _loops(config: BertConfig) -> bool:
-    """Whether a scan over layers is a loop in the program.
+    """Whether a scan over layers that stacks something is a loop in the program.
 
-    On a CPU a loop's bfloat16 residuals are cast to float32 and back, those of all layers in each:
-    XLA knows no bfloat16 update of a slice there. Laid out in a row, the layers of `base` take 0.8
-    of the time, and compile in 1.3 times as long (docs/performance.md).
+    On a CPU what is bfloat16, residuals above all, is cast to float32 and back, that of all layers
+    in each: XLA knows no bfloat16 update of a slice there. Laid out in a row, the layers of `base`
+    take 0.8 of the time, and compile in 1.3 times as long (docs/performance.md).
     """
     return config.dtype == "float32" or device_platform() != "cpu"
 
