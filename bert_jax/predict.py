@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from bert_jax.allocator import restart_with_allocator
-from bert_jax.errors import INTERRUPTED_EXIT_CODE, run_main
+from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
 from bert_jax.flags import Parser
 from bert_jax.prediction.recipe import COMBINATIONS, POOLINGS, Recipe
 
@@ -40,6 +40,8 @@ _TOP = 5
 def main() -> None:
     """Parse the command line and predict."""
     arguments = _parser().parse_args()
+    if arguments.texts and arguments.input:
+        raise UserError("give texts or --input, not both")
     if not arguments.texts:  # which are few
         restart_with_allocator()
     try:
@@ -96,7 +98,8 @@ def _add_common(command: argparse.ArgumentParser, formats: tuple[str, ...]) -> N
     add(
         "--dtype",
         choices=("float32", "bfloat16"),
-        help="of activations and products (default: the model's; float32 for those of others)",
+        default="float32",
+        help="of activations and products (default: %(default)s)",
     )
     command.set_defaults(second=None, top=_TOP)
 

@@ -40,8 +40,6 @@ def answer(arguments: argparse.Namespace) -> None:
       UserError: what is asked cannot be answered, or not by this model.
     """
     keep_compiled_programs()
-    if arguments.texts and arguments.input:
-        raise UserError("give texts or --input, not both")
     nothing = not arguments.texts and not arguments.input
     asks = nothing and sys.stdin.isatty() and sys.stdout.isatty()
     if asks:
@@ -50,10 +48,8 @@ def answer(arguments: argparse.Namespace) -> None:
         fitting = 1 << (len(arguments.texts) - 1).bit_length()
         arguments.batch_size = min(arguments.batch_size, fitting)
     weights = load_weights(arguments.model)
-    if arguments.dtype:
-        config = dataclasses.replace(weights.config, dtype=arguments.dtype)
-        weights = dataclasses.replace(weights, config=config)
-    predictor = _predictor(arguments, weights)
+    config = dataclasses.replace(weights.config, dtype=arguments.dtype)
+    predictor = _predictor(arguments, dataclasses.replace(weights, config=config))
     if asks:
         _converse(arguments, predictor)
     else:
