@@ -16,11 +16,11 @@ from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
 from bert_jax.models.dropout import Draw, dropout
 from bert_jax.models.layers import (
+    LayerNorm,
     Projection,
     device_platform,
     dropout_draw,
     dropout_seed,
-    layer_norm,
     product,
     project,
 )
@@ -80,8 +80,10 @@ def attention(
     Returns:
       float32 [B, H, L, K].
     """
-    scores_BHLL = product("BHLK,BHMK->BHLM", dtype, query, key)
-    scores_BHLL = scores_BHLL * query.shape[-1] ** -0.5 + bias
+    # Scaled before the product: the scores are the largest array there is, and 1/8, for heads of
+    # 64, rounds nothing.
+    scaled_BHLK = query * query.shape[-1] ** -0.5
+    scores_BHLL = product("BHLK,BHMK->BHLM", dtype, scaled_BHLK, key) + bias
     return _weighted(dtype, dropout_rate, draw, scores_BHLL, value, dropout_seed)
 
 
@@ -294,7 +296,7 @@ class ResidualOutput(nn.Module):
         draw = dropout_draw(c, ("batch", None, None))
         dropped_BLD = dropout(projected_BLD, c.hidden_dropout_prob, seed, draw)
         sum_BLD = residual.astype(jnp.float32) + dropped_BLD.astype(jnp.float32)
-        return layer_norm(c)(sum_BLD)
+        return LayerNorm(c, name="LayerNorm")(sum_BLD)
 
 
 class Attention(nn.Module):

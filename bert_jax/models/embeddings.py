@@ -7,7 +7,7 @@ from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.dropout import dropout
-from bert_jax.models.layers import dropout_draw, dropout_seed, gathered, initializer, layer_norm
+from bert_jax.models.layers import LayerNorm, dropout_draw, dropout_seed, gathered, initializer
 from bert_jax.models.word_table import AXES, word_rows, word_table
 
 
@@ -24,7 +24,7 @@ class Embeddings(nn.Module):
         self.word_table = word_table(c, word_embeddings)
         self.position_embeddings = self._table("position", c.max_position_embeddings)
         self.token_type_embeddings = self._table("token_type", c.type_vocab_size)
-        self.LayerNorm = layer_norm(c, name="LayerNorm")
+        self.LayerNorm = LayerNorm(c)
 
     def _table(self, name: str, rows: int) -> jax.Array:
         axes, shape = (name, "embed"), (rows, self.config.hidden_size)

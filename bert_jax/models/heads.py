@@ -7,7 +7,7 @@ from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.encoder import BertModel, at_positions
-from bert_jax.models.layers import Projection, activation, constant, layer_norm, plus_bias
+from bert_jax.models.layers import LayerNorm, Projection, activation, constant, plus_bias
 from bert_jax.models.word_table import WordTable, word_logits
 
 # Logit of the rows that pad the embedding table: their probability is 0 in float32.
@@ -25,7 +25,7 @@ class PredictionTransform(nn.Module):
         c = self.config
         shape = (c.hidden_size, c.hidden_size)
         dense = Projection(c, "BPD,DE->BPE", shape, ("embed", "transformed"), name="dense")
-        return layer_norm(c)(activation(c, dense(hidden)))
+        return LayerNorm(c, name="LayerNorm")(activation(c, dense(hidden)))
 
 
 class Predictions(nn.Module):

@@ -41,16 +41,84 @@ def constant(value: float, axes: tuple[str, ...]) -> nn.initializers.Initializer
     return nn.with_logical_partitioning(nn.initializers.constant(value), axes)
 
 
-def layer_norm(config: BertConfig, name: str = "LayerNorm") -> nn.LayerNorm:
-    """LayerNorm over the last axis: float32 statistics in two passes, output of compute dtype."""
-    return nn.LayerNorm(
-        epsilon=config.layer_norm_eps,
-        dtype=config.dtype,
-        use_fast_variance=False,  # E[x^2] - E[x]^2 cancels where the mean is large
-        scale_init=constant(1, ("embed",)),
-        bias_init=constant(0, ("embed",)),
-        name=name,
+def _dot(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    """[..., N] and [N] to the weighted sum of each row, [..., 1]."""
+    # On a CPU what a sum is of is written out first, weights as large as the rows too.
+    summed = lax.platform_dependent(
+        rows.reshape(-1, rows.shape[-1]),
+        weights,
+        cpu=lambda rows, weights: rows @ weights,
+        default=lambda rows, weights: (rows * weights).sum(axis=1),
     )
+    return summed.reshape(*rows.shape[:-1], 1)
+
+
+def _sum_of_rows(rows: jax.Array) -> jax.Array:
+    """[..., N] to [N]."""
+    # XLA's reduction over rows takes a CPU up to five times as long as their product with ones: of
+    # the vocabulary's size, as long as all of the head's products.
+    return lax.platform_dependent(
+        rows.reshape(-1, rows.shape[-1]),
+        cpu=lambda rows: jnp.ones(rows.shape[0], rows.dtype) @ rows,
+        default=lambda rows: rows.sum(axis=0),
+    )
+
+
+def _normalized(epsilon: float, dtype: str, x: jax.Array, scale: jax.Array, bias: jax.Array):
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis, in `dtype`.
+
+    In float32. Its gradient is written out because it needs of the shape of `x` nothing but `x`;
+    automatic differentiation keeps and reads several such arrays.
+    """
+    return _normalized_forward(epsilon, dtype, x, scale, bias)[0]
+
+
+def _normalized_forward(
+    epsilon: float, dtype: str, x: jax.Array, scale: jax.Array, bias: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    mean, inverse = _moments(epsilon, x)
+    outputs = (x.astype(jnp.float32) - mean) * (inverse * scale) + bias
+    return outputs.astype(dtype), (x, mean, inverse, scale)
+
+
+def _moments(epsilon: float, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and 1 / sqrt(variance + epsilon) of each row, float32 [..., 1]."""
+    x = x.astype(jnp.float32)
+    mean = x.mean(axis=-1, keepdims=True)
+    # In two passes: E[x^2] - E[x]^2 cancels where the mean is large.
+    variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
+    return mean, lax.rsqrt(variance + epsilon)
+
+
+def _normalized_backward(
+    epsilon: float, dtype: str, residuals: tuple[jax.Array, ...], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x, mean, inverse, scale = residuals
+    gradient = gradient.astype(jnp.float32)
+    unit = (x.astype(jnp.float32) - mean) * inverse
+    along = gradient * unit
+    width = x.shape[-1]
+    removed = (_dot(gradient, scale) + unit * _dot(along, scale)) / width
+    x_gradient = inverse * (gradient * scale - removed)
+    return x_gradient.astype(x.dtype), _sum_of_rows(along), _sum_of_rows(gradient)
+
+
+normalized = jax.custom_vjp(_normalized, nondiff_argnums=(0, 1))
+normalized.defvjp(_normalized_forward, _normalized_backward)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm over the last axis: float32 statistics in two passes, output of compute dtype."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """[..., D] to [..., D]."""
+        c, axes, shape = self.config, ("embed",), inputs.shape[-1:]
+        scale = self.param("scale", constant(1, axes), shape)
+        bias = self.param("bias", constant(0, axes), shape)
+        return normalized(c.layer_norm_eps, c.dtype, inputs, scale, bias)
 
 
 def activation(config: BertConfig, inputs: jax.Array) -> jax.Array:
@@ -151,15 +219,7 @@ def _plus_bias_forward(outputs: jax.Array, bias: jax.Array) -> tuple[jax.Array, 
 
 
 def _plus_bias_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    rows = gradient.reshape(-1, gradient.shape[-1])
-    # XLA's reduction over rows takes a CPU five times as long as its product with ones: as long as
-    # all of the head's products.
-    summed = lax.platform_dependent(
-        rows,
-        cpu=lambda rows: jnp.ones(rows.shape[0], rows.dtype) @ rows,
-        default=lambda rows: rows.sum(axis=0),
-    )
-    return gradient, summed
+    return gradient, _sum_of_rows(gradient)
 
 
 plus_bias.defvjp(_plus_bias_forward, _plus_bias_backward)
