@@ -43,7 +43,7 @@ def constant(value: float, axes: tuple[str, ...]) -> nn.initializers.Initializer
 
 def _dot(rows: jax.Array, weights: jax.Array) -> jax.Array:
     """[..., N] and [N] to the weighted sum of each row, [..., 1]."""
-    # On a CPU what a sum is of is written out first, weights as large as the rows too.
+    # On a CPU XLA writes out what it is going to sum, and the weights once for every row with it.
     summed = lax.platform_dependent(
         rows.reshape(-1, rows.shape[-1]),
         weights,

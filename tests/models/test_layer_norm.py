@@ -1,6 +1,7 @@
 """LayerNorm and its gradient, against their definition in float64 and flax's module."""
 
 import dataclasses
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -34,7 +35,7 @@ def arrays(mean: float, dtype: str) -> tuple[jax.Array, dict[str, jax.Array], ja
     return inputs.astype(dtype), {"scale": scale, "bias": bias}, gradient.astype(dtype)
 
 
-def ours(dtype: str, inputs, params, gradient):
+def ours(dtype: str, inputs, params, gradient) -> tuple[Any, ...]:
     module = layers.LayerNorm(dataclasses.replace(CONFIG, dtype=dtype))
     outputs, pull = jax.vjp(lambda x, p: module.apply({"params": p}, x), inputs, params)
     return outputs, *pull(gradient)
