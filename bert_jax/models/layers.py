@@ -76,18 +76,13 @@ def _normalized(epsilon: float, dtype: str, x: jax.Array, scale: jax.Array, bias
 def _normalized_forward(
     epsilon: float, dtype: str, x: jax.Array, scale: jax.Array, bias: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    mean, inverse = _moments(epsilon, x)
-    outputs = (x.astype(jnp.float32) - mean) * (inverse * scale) + bias
-    return outputs.astype(dtype), (x, mean, inverse, scale)
-
-
-def _moments(epsilon: float, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and 1 / sqrt(variance + epsilon) of each row, float32 [..., 1]."""
-    x = x.astype(jnp.float32)
-    mean = x.mean(axis=-1, keepdims=True)
+    values = x.astype(jnp.float32)
+    mean = values.mean(axis=-1, keepdims=True)
+    deviation = values - mean
     # In two passes: E[x^2] - E[x]^2 cancels where the mean is large.
-    variance = jnp.square(x - mean).mean(axis=-1, keepdims=True)
-    return mean, lax.rsqrt(variance + epsilon)
+    inverse = lax.rsqrt(jnp.square(deviation).mean(axis=-1, keepdims=True) + epsilon)
+    outputs = deviation * (inverse * scale) + bias
+    return outputs.astype(dtype), (x, mean, inverse, scale)
 
 
 def _normalized_backward(

@@ -35,8 +35,11 @@ def arrays(mean: float, dtype: str) -> tuple[jax.Array, dict[str, jax.Array], ja
     return inputs.astype(dtype), {"scale": scale, "bias": bias}, gradient.astype(dtype)
 
 
-def ours(dtype: str, inputs, params, gradient) -> tuple[Any, ...]:
-    module = layers.LayerNorm(dataclasses.replace(CONFIG, dtype=dtype))
+def module_of(dtype: str) -> layers.LayerNorm:
+    return layers.LayerNorm(dataclasses.replace(CONFIG, dtype=dtype))
+
+
+def value_and_gradient(module: nn.Module, inputs, params, gradient) -> tuple[Any, ...]:
     outputs, pull = jax.vjp(lambda x, p: module.apply({"params": p}, x), inputs, params)
     return outputs, *pull(gradient)
 
@@ -54,6 +57,13 @@ def by_definition(inputs, params, gradient):
     return unit * scale + bias, x_gradient, of_params
 
 
+def assert_close(found, expected, tolerance: float) -> None:
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(one, np.float64), other, rtol=tolerance, atol=tolerance
+        )
+
+
 @pytest.mark.usefixtures("platform")
 @pytest.mark.parametrize(
     ("dtype", "mean", "tolerance"),
@@ -61,27 +71,20 @@ def by_definition(inputs, params, gradient):
 )
 def test_value_and_gradient_follow_the_definition(dtype, mean, tolerance):
     given = arrays(mean, dtype)
-    found, expected = ours(dtype, *given), by_definition(*given)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(
-            np.asarray(one, np.float64), other, rtol=tolerance, atol=tolerance
-        )
+    found = value_and_gradient(module_of(dtype), *given)
+    assert_close(found, by_definition(*given), tolerance)
     assert found[0].dtype == found[1].dtype == dtype
     assert {leaf.dtype for leaf in jax.tree.leaves(found[2])} == {jnp.dtype("float32")}
 
 
 @pytest.mark.usefixtures("platform")
 def test_it_is_flax_s_with_a_gradient_of_its_own():
-    inputs, params, gradient = arrays(0.5, "float32")
-    module = nn.LayerNorm(epsilon=CONFIG.layer_norm_eps, use_fast_variance=False)
-    outputs, pull = jax.vjp(lambda x, p: module.apply({"params": p}, x), inputs, params)
-    expected = (outputs, *pull(gradient))
-    for one, other in zip(
-        jax.tree.leaves(ours("float32", inputs, params, gradient)),
-        jax.tree.leaves(expected),
-        strict=True,
-    ):
-        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
+    given = arrays(0.5, "float32")
+    flax_s = nn.LayerNorm(epsilon=CONFIG.layer_norm_eps, use_fast_variance=False)
+    found, expected = (
+        value_and_gradient(module, *given) for module in (module_of("float32"), flax_s)
+    )
+    assert_close(found, expected, 2e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
