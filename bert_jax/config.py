@@ -75,8 +75,8 @@ class BertConfig:
     )
     attention: str = setting(
         "auto",
-        "what computes attention: xla, or without its dropout splash (TPU) or cudnn (GPU)",
-        ("auto", "xla", "splash", "cudnn"),
+        "what computes attention: xla, pallas (TPU) or, without its dropout, cudnn (GPU)",
+        ("auto", "xla", "pallas", "cudnn"),
     )
     dropout_bits: str = setting(
         "hash",

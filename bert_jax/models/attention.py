@@ -1,7 +1,7 @@
 """Multi-head self-attention (BERT paper, section 3; Vaswani et al., 2017).
 
 Three ways to compute it, chosen by `implementation`: plain products and softmax, which run
-anywhere and alone can drop probabilities; `splash_attention` on a TPU; cuDNN's on an NVIDIA GPU.
+anywhere; `pallas_attention` on a TPU; cuDNN's, which cannot drop probabilities, on an NVIDIA GPU.
 """
 
 import functools
@@ -18,19 +18,21 @@ from bert_jax.models.dropout import Draw, dropout
 from bert_jax.models.layers import (
     LayerNorm,
     Projection,
+    device_kind,
     device_platform,
     dropout_draw,
     dropout_seed,
     product,
     project,
 )
-from bert_jax.models.splash import LANES, splash_attention
+from bert_jax.models.pallas_attention import LANES, pallas_attention
 
 # Added to the scores of masked keys. The original adds -10000 (modeling.py, `attention_layer`); in
 # a row with any key to attend to, both give masked keys a probability of exactly 0 in float32.
 MASKED = jnp.finfo(jnp.float32).min
-# From this length on the scores, not the projections, are most of what a layer reads and writes.
-_SPLASH_PAYS = 512
+# By the compiler's schedules a step of `base_fast` takes as long either way at 128, and at 256, 384
+# and 512 a fortieth, a tenth and a sixth less with the kernel (docs/tpu_path.md).
+_PALLAS_PAYS = 256
 
 
 def attended(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> jax.Array:
@@ -159,7 +161,7 @@ def cudnn_attention(
 
 
 def implementation(config: BertConfig, length: int, deterministic: bool) -> str:
-    """What computes attention here: xla, splash or cudnn.
+    """What computes attention here: xla, pallas or cudnn.
 
     Args:
       config: its `attention` is taken; "auto" takes what is fastest and can compute it.
@@ -173,11 +175,11 @@ def implementation(config: BertConfig, length: int, deterministic: bool) -> str:
     if config.attention != "auto":
         check_attention(config, platform, deterministic)
         return config.attention
-    if not deterministic and config.attention_probs_dropout_prob > 0:
-        return "xla"
-    if platform == "tpu" and length >= _SPLASH_PAYS and length % LANES == 0:
-        return "splash"
-    if platform == "gpu" and not _cudnn_lacks(config):
+    drops = not deterministic and config.attention_probs_dropout_prob > 0
+    pays = length >= _PALLAS_PAYS and length % LANES == 0
+    if platform == "tpu" and pays and not _pallas_lacks(config, drops):
+        return "pallas"
+    if platform == "gpu" and not _cudnn_lacks(config, drops):
         return "cudnn"
     return "xla"
 
@@ -196,24 +198,31 @@ def check_attention(config: BertConfig, platform: str, deterministic: bool = Fal
     chosen = config.attention
     if chosen in ("auto", "xla"):
         return
-    needed = {"splash": "tpu", "cudnn": "gpu"}[chosen]
+    needed, lacking = {"pallas": ("tpu", _pallas_lacks), "cudnn": ("gpu", _cudnn_lacks)}[chosen]
     if platform != needed:
         raise UserError(
             f"config.model.attention={chosen} runs on a {needed.upper()}, and the devices are of "
             f"the backend {platform}; set it to auto"
         )
-    if not deterministic and config.attention_probs_dropout_prob > 0:
-        raise UserError(
-            f"config.model.attention={chosen} cannot drop attention probabilities: set "
-            "config.model.attention_probs_dropout_prob=0, or attention to auto or xla"
-        )
-    if chosen == "cudnn" and (lacks := _cudnn_lacks(config)):
-        raise UserError(f"config.model.attention=cudnn needs {lacks}; set it to auto or xla")
+    drops = not deterministic and config.attention_probs_dropout_prob > 0
+    if lacks := lacking(config, drops):
+        raise UserError(f"config.model.attention={chosen} needs {lacks}; or set it to auto or xla")
 
 
-def _cudnn_lacks(config: BertConfig) -> str:
+def _pallas_lacks(config: BertConfig, drops: bool) -> str:
+    """What the kernel needs that this model or these TPUs do not have; "" for nothing."""
+    if drops and config.dropout_bits != "hash":
+        return f"config.model.dropout_bits=hash, not {config.dropout_bits}"
+    if device_kind() in ("TPU v2", "TPU v3"):  # Mosaic has no bfloat16 product for them
+        return f"a TPU v4 or later, not a {device_kind()}"
+    return ""
+
+
+def _cudnn_lacks(config: BertConfig, drops: bool) -> str:
     """What cuDNN needs that this model or this machine's GPU does not have; "" for nothing."""
     width = config.hidden_size // config.num_attention_heads
+    if drops:
+        return "config.model.attention_probs_dropout_prob=0: it cannot drop probabilities"
     if config.dtype != "bfloat16":
         return f"config.model.dtype=bfloat16, not {config.dtype}"
     if width % 8 or width > 128:
@@ -227,10 +236,15 @@ def _cudnn_lacks(config: BertConfig) -> str:
 
 
 class SelfAttention(nn.Module):
-    """Query, key and value projections, and attention among them."""
+    """Query, key and value projections, and attention among them, as `by` computes it.
+
+    Attributes:
+      by: xla, pallas or cudnn.
+    """
 
     config: BertConfig
     deterministic: bool
+    by: str
 
     @nn.compact
     def __call__(
@@ -239,39 +253,32 @@ class SelfAttention(nn.Module):
         attention_mask: jax.Array | None,
         segment_ids: jax.Array | None,
     ) -> jax.Array:
-        """[B, L, D] and the mask or the segments [B, L] to context [B, H, L, K]."""
-        c = self.config
-        shape = (c.hidden_size, c.num_attention_heads, c.hidden_size // c.num_attention_heads)
-        axes = ("embed", "heads", "kv")
-        projections = [
-            Projection(c, "BLD,DHK->BHLK", shape, axes, name=name)
-            for name in ("query", "key", "value")
-        ]
-        query_BHLK, key_BHLK, value_BHLK = (
-            with_logical_constraint(projected_BHLK, ("batch", "heads", None, None))
-            for projected_BHLK in project(hidden, projections)
+        """[B, L, D] and the mask or the segments [B, L] to context.
+
+        Which is [B, H, L, K], or [B, L, H * K] by pallas.
+        """
+        c, flat = self.config, self.by == "pallas"
+        heads = c.num_attention_heads
+        shape, axes = (c.hidden_size, heads, c.hidden_size // heads), ("embed", "heads", "kv")
+        spec = "BLD,D(HK)->BL(HK)" if flat else "BLD,DHK->BHLK"
+        projections = [Projection(c, spec, shape, axes, name=n) for n in ("query", "key", "value")]
+        divided = ("batch", None, "heads") if flat else ("batch", "heads", None, None)
+        query, key, value = (
+            with_logical_constraint(projected, divided)
+            for projected in project(hidden, projections)
         )
-        # Parameters are the same however attention is computed, and are made with one short row.
-        by = (
-            "xla"
-            if self.is_initializing()
-            else implementation(c, hidden.shape[1], self.deterministic)
-        )
-        if by == "splash":
-            return splash_attention(query_BHLK, key_BHLK, value_BHLK, attention_mask, segment_ids)
-        if by == "cudnn":
-            return cudnn_attention(query_BHLK, key_BHLK, value_BHLK, attention_mask, segment_ids)
+        if self.by == "cudnn":
+            return cudnn_attention(query, key, value, attention_mask, segment_ids)
         rate = c.attention_probs_dropout_prob
-        context_BHLK = attention(
-            query_BHLK,
-            key_BHLK,
-            value_BHLK,
-            mask_bias(attention_mask, segment_ids),
-            dtype=c.dtype,
-            dropout_rate=rate,
-            dropout_seed=dropout_seed(self, rate, self.deterministic),
-            draw=dropout_draw(c, ("batch", "heads", None, None)),
-        )
+        seed = dropout_seed(self, rate, self.deterministic)
+        dropped: Any = {"dropout_rate": rate, "dropout_seed": seed}
+        if flat:
+            return pallas_attention(
+                query, key, value, attention_mask, segment_ids, heads=heads, **dropped
+            )
+        bias = mask_bias(attention_mask, segment_ids)
+        draw = dropout_draw(c, divided)
+        context_BHLK = attention(query, key, value, bias, dtype=c.dtype, draw=draw, **dropped)
         return context_BHLK.astype(c.dtype)
 
 
@@ -314,9 +321,16 @@ class Attention(nn.Module):
     ) -> jax.Array:
         """[B, L, D] and the mask or the segments [B, L] to [B, L, D]."""
         c = self.config
-        attend = SelfAttention(c, self.deterministic, name="self")
-        context_BHLK = attend(hidden, attention_mask, segment_ids)
+        # Parameters are the same however attention is computed, and are made with one short row.
+        by = (
+            "xla"
+            if self.is_initializing()
+            else implementation(c, hidden.shape[1], self.deterministic)
+        )
+        attend = SelfAttention(c, self.deterministic, by, name="self")
+        context = attend(hidden, attention_mask, segment_ids)
         shape = (c.num_attention_heads, c.hidden_size // c.num_attention_heads, c.hidden_size)
         axes = ("heads", "kv", "embed")
-        output = ResidualOutput(c, "BHLK,HKD->BLD", shape, axes, self.deterministic, name="output")
-        return output(context_BHLK, hidden)
+        spec = "BL(HK),(HK)D->BLD" if by == "pallas" else "BHLK,HKD->BLD"
+        output = ResidualOutput(c, spec, shape, axes, self.deterministic, name="output")
+        return output(context, hidden)

@@ -16,11 +16,11 @@ TPU: the generator several times more than the hash. It is there to be tried whe
 not memory, are the limit.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax.linen.spmd import logical_to_mesh_axes
 from jax import lax
 from jax.sharding import PartitionSpec
@@ -48,8 +48,13 @@ def dropout(
 
 
 def _scaled(rate: float, draw: Draw, values: jax.Array, seed: jax.Array) -> jax.Array:
-    keep = draw(seed, values.shape) >= jnp.uint32(round(rate * 2**32))
+    keep = kept(draw(seed, values.shape), rate)
     return jnp.where(keep, values * (1 / (1 - rate)), 0).astype(values.dtype)
+
+
+def kept(bits: jax.Array, rate: float) -> jax.Array:
+    """Whether dropout keeps the elements of these uniform uint32 bits."""
+    return bits >= jnp.uint32(round(rate * 2**32))
 
 
 def _forward(
@@ -74,8 +79,17 @@ def random_bits(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     row = jnp.zeros(rows_shape, jnp.uint32)
     for axis, size in enumerate(shape[:-1]):
         row = row * jnp.uint32(size) + lax.broadcasted_iota(jnp.uint32, rows_shape, axis)
-    state = _mix(_mix(row + seed[0]) ^ seed[1])
     column = lax.broadcasted_iota(jnp.uint32, (1,) * (len(shape) - 1) + shape[-1:], len(shape) - 1)
+    return row_bits(row_states((seed[0], seed[1]), row), column)
+
+
+def row_states(seed: tuple[jax.Array, jax.Array], row: jax.Array) -> jax.Array:
+    """The states of rows, uint32, of which each is counted over all axes but the last."""
+    return _mix(_mix(row + seed[0]) ^ seed[1])
+
+
+def row_bits(state: jax.Array, column: jax.Array) -> jax.Array:
+    """The bits at places of the last axis, uint32, in rows of these states."""
     return _mix(state + column * jnp.uint32(_GOLDEN))
 
 
@@ -98,19 +112,30 @@ def hardware_bits(
     if mesh.empty:
         return drawn(seed, jnp.uint32(0), shape)
     spec = logical_to_mesh_axes(axes) or PartitionSpec()
-    named = [name if isinstance(name, tuple) else (name,) if name else () for name in spec]
-    sizes = [int(np.prod([mesh.shape[name] for name in names])) for names in named]
+    sizes = [math.prod(mesh.shape[name] for name in _names(entry)) for entry in spec]
     local = tuple(size // parts for size, parts in zip(shape, sizes, strict=True))
+    names = tuple(name for entry in spec for name in _names(entry))
 
     def of_a_device(seed: jax.Array) -> jax.Array:
-        part = jnp.uint32(0)
-        for name in (name for names in named for name in names):
-            part = part * jnp.uint32(mesh.shape[name]) + lax.axis_index(name).astype(jnp.uint32)
-        return drawn(seed, part, local)
+        return drawn(seed, part_of_mesh(names), local)
 
     return jax.shard_map(of_a_device, in_specs=PartitionSpec(), out_specs=spec, check_vma=False)(
         seed
     )
+
+
+def part_of_mesh(entry: tuple[str, ...] | str | None) -> jax.Array:
+    """Which part of what is divided over these mesh axes this device has, uint32; in `shard_map`.
+
+    Args:
+      entry: of a `PartitionSpec`; None, nothing divided, is part 0.
+    """
+    names = _names(entry)
+    return lax.axis_index(names).astype(jnp.uint32) if names else jnp.uint32(0)
+
+
+def _names(entry: tuple[str, ...] | str | None) -> tuple[str, ...]:
+    return entry if isinstance(entry, tuple) else (entry,) if entry else ()
 
 
 def _mix(bits: jax.Array) -> jax.Array:

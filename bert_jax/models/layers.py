@@ -1,6 +1,7 @@
 """What every part of the model is made of: products, projections, LayerNorm, initialisers."""
 
 import functools
+import re
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -25,6 +26,12 @@ def device_platform() -> str:
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
+
+
+def device_kind() -> str:
+    """Of the same devices, such as "TPU v5 lite"."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.devices()[0].device_kind if device is None else device.device_kind
 
 
 def initializer(config: BertConfig, axes: tuple[str, ...]) -> nn.initializers.Initializer:
@@ -255,9 +262,21 @@ def _projected(
     added up before they are cast, so that tensor parallelism sends their sum alone.
     """
     return tuple(
-        product(spec, config.dtype, inputs, gathered(kernel.astype(config.dtype), axes))
+        product(_merged(spec), config.dtype, inputs, _operand(spec, config, axes, inputs, kernel))
         for kernel in kernels
     )
+
+
+def _merged(spec: str) -> str:
+    """`spec` with a letter for axes in parentheses."""
+    return re.sub(r"\((\w)\w*\)", r"\1", spec)
+
+
+def _operand(
+    spec: str, config: BertConfig, axes: tuple[str, ...], inputs: jax.Array, kernel: jax.Array
+) -> jax.Array:
+    whole = gathered(kernel.astype(config.dtype), axes)
+    return whole.reshape(inputs.shape[-1], -1) if "(" in spec else whole
 
 
 def _projected_forward(
@@ -278,11 +297,11 @@ def _projected_backward(
     gradients: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     inputs, kernels = operands
-    of_inputs, of_kernel = _gradient_specs(spec)
+    of_inputs, of_kernel = _gradient_specs(_merged(spec))
     inputs_gradient = functools.reduce(
         jnp.add,
         (
-            product(of_inputs, config.dtype, gradient, gathered(kernel.astype(config.dtype), axes))
+            product(of_inputs, config.dtype, gradient, _operand(spec, config, axes, inputs, kernel))
             for gradient, kernel in zip(gradients, kernels, strict=True)
         ),
     )
@@ -292,7 +311,9 @@ def _projected_backward(
             gradient.astype(config.dtype),
             inputs.astype(config.dtype),
             preferred_element_type=jnp.dtype(config.gradient_dtype),
-        ).astype(kernel.dtype)
+        )
+        .astype(kernel.dtype)
+        .reshape(kernel.shape)
         for gradient, kernel in zip(gradients, kernels, strict=True)
     )
     return inputs_gradient.astype(inputs.dtype), tuple(kernel_gradients)
@@ -307,6 +328,7 @@ class Projection(nn.Module):
 
     Attributes:
       spec: einsum of (inputs, kernel); kernel axes that are in the output keep their order there.
+        Those in parentheses are one axis of inputs or outputs, the last: BLD,D(HK)->BL(HK).
       shape: shape of the kernel.
       axes: logical axis names of the kernel.
     """
@@ -318,8 +340,8 @@ class Projection(nn.Module):
 
     @nn.compact
     def weights(self) -> tuple[jax.Array, jax.Array]:
-        """The kernel, and the bias as it is added to the output of `spec`."""
-        kernel_letters, out_letters = self.spec.split(",")[1].split("->")
+        """The kernel, and the bias as it is added to the output of `spec` without parentheses."""
+        kernel_letters, out_letters = re.sub(r"[()]", "", self.spec).split(",")[1].split("->")
         kept = [i for i, letter in enumerate(kernel_letters) if letter in out_letters]
         sizes = dict(zip(kernel_letters, self.shape, strict=True))
         kernel = self.param("kernel", initializer(self.config, self.axes), self.shape)
@@ -338,7 +360,10 @@ def project(inputs: jax.Array, projections: Sequence[Projection]) -> list[jax.Ar
     kernels, biases = zip(*(projection.weights() for projection in projections), strict=True)
     outputs = projected(first.spec, config, first.axes, inputs, kernels)
     return [
-        checkpoint_name((output + bias).astype(config.dtype), PROJECTION)
+        checkpoint_name(
+            (output + bias.reshape(*bias.shape[: output.ndim - 1], -1)).astype(config.dtype),
+            PROJECTION,
+        )
         for output, bias in zip(outputs, biases, strict=True)
     ]
 

@@ -175,6 +175,8 @@ def parse(text: str) -> Module:
     Raises:
       ValueError: there is no entry computation in it.
     """
+    # A kernel that XLA has fused something into says its cost in several lines of JSON.
+    text = re.sub(r'\{\n(?:".*\n)+\}', lambda told: told[0].replace("\n", ""), text)
     computations, entry = {}, ""
     name, root, instructions = "", "", {}
     for line in text.splitlines():
@@ -318,7 +320,7 @@ def instruction_flops(computation: Computation, instruction: Instruction) -> int
     if instruction.opcode == "convolution":
         return _convolution_flops(computation, instruction)
     if instruction.opcode == "custom-call":
-        declared = re.search(r'"cost_estimate":\{[^}]*"flops":"?(\d+)', instruction.attributes)
+        declared = re.search(r'"cost_estimate": ?\{[^}]*"flops": ?"?(\d+)', instruction.attributes)
         return int(declared[1]) if declared else 0
     return 0
 

@@ -170,6 +170,20 @@ def test_a_product_that_the_tpu_compiler_made_a_window_of():
     assert flops(text) == 2 * 16 * 12 * 128 * 128 * 64
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_kernel_of_our_own_says_its_flops(fused):
+    """As the TPU compiler writes it, and where it has fused with what makes its operands."""
+    config = '"cost_estimate":{"flops":"4096","transcendentals":"8"},"needs_layout_passes":true'
+    if fused:
+        config = '"cost_estimate": {\n"bytes_accessed":8,\n"flops":4096\n}, "needs_passes": true'
+    text = program(
+        "  %x = f32[8,64]{1,0} parameter(0)\n"
+        '  ROOT %c = f32[8,64]{1,0} custom-call(%x), custom_call_target="tpu_custom_call", '
+        f'backend_config={{"custom_call_config":{{{config}}}}}'
+    )
+    assert flops(text) == 4096
+
+
 def test_scanned_products_compiled_here():
     def stack(x: jax.Array, weights: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]

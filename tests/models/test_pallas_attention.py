@@ -22,10 +22,10 @@ from bert_jax.models.attention import (
     implementation,
     mask_bias,
 )
-from bert_jax.models.splash import splash_attention
+from bert_jax.models.pallas_attention import pallas_attention
 from bert_jax.training.steps import with_rules
 
-interpreted = functools.partial(splash_attention, interpret=True)
+interpreted = functools.partial(pallas_attention, interpret=True)
 # Of the largest value; bfloat16 rounds the probabilities of plain attention alone.
 TOLERANCES = {"float32": 3e-6, "bfloat16": 1e-2}
 
@@ -44,11 +44,52 @@ def masks(batch: int, length: int) -> np.ndarray:
     return mask
 
 
-def plain(query: jax.Array, key: jax.Array, value: jax.Array, mask: Any) -> jax.Array:
-    bias = mask_bias(jnp.asarray(mask))
-    dtype = str(query.dtype)
-    options: Any = {"dtype": dtype, "dropout_rate": 0.0, "dropout_seed": None}
-    return attention(query, key, value, bias, **options).astype(dtype)
+SEED = (3, 2**32 - 5)
+
+
+def flat(array: jax.Array) -> jax.Array:
+    """[B, H, L, K] to [B, L, H * K]."""
+    batch, heads, length, width = array.shape
+    return array.swapaxes(1, 2).reshape(batch, length, heads * width)
+
+
+def by_kernel(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: Any = None,
+    segments: Any = None,
+    rate: float = 0,
+) -> jax.Array:
+    """The kernel, with operands and context as plain attention has them."""
+    batch, heads, length, width = query.shape
+    context = interpreted(
+        flat(query),
+        flat(key),
+        flat(value),
+        None if mask is None else jnp.asarray(mask),
+        segments,
+        heads=heads,
+        dropout_rate=rate,
+        dropout_seed=jnp.array(SEED, jnp.uint32),
+    )
+    return context.reshape(batch, length, heads, width).swapaxes(1, 2)
+
+
+def plainly(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: Any = None,
+    segments: Any = None,
+    rate: float = 0,
+) -> jax.Array:
+    bias = mask_bias(None if mask is None else jnp.asarray(mask), segments)
+    dtype, seed = str(query.dtype), jnp.array(SEED, jnp.uint32)
+    context = attention(query, key, value, bias, dtype=dtype, dropout_rate=rate, dropout_seed=seed)
+    return context.astype(dtype)
 
 
 def deviation(ours: jax.Array, expected: jax.Array) -> float:
@@ -57,20 +98,25 @@ def deviation(ours: jax.Array, expected: jax.Array) -> float:
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
+@pytest.mark.parametrize("rate", [0, 0.1])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
         ((3, 2, 128, 64), "bfloat16"),
+        ((4, 4, 128, 64), "float32"),  # four sequences and two pairs of heads a step
+        ((6, 2, 256, 64), "float32"),  # two sequences a step
         ((3, 1, 200, 32), "float32"),  # padded to 256
+        ((1, 3, 128, 48), "float32"),  # heads that do not fill the lanes
+        ((1, 2, 128, 128), "float32"),  # one that does
         ((1, 1, 512, 64), "bfloat16"),
-        ((2, 1, 640, 16), "float32"),  # five blocks
+        ((2, 1, 640, 16), "float32"),  # five blocks of queries
     ],
 )
-def test_splash_and_its_gradients_are_those_of_plain_attention(shape, dtype):
+def test_the_kernel_and_its_gradients_are_those_of_plain_attention(shape, dtype, rate):
     *inputs, gradient = operands(shape, dtype)
     mask = masks(shape[0], shape[2])
-    ours, pull_ours = jax.vjp(lambda q, k, v: interpreted(q, k, v, jnp.asarray(mask)), *inputs)
-    expected, pull = jax.vjp(lambda q, k, v: plain(q, k, v, mask), *inputs)
+    ours, pull_ours = jax.vjp(functools.partial(by_kernel, mask=mask, rate=rate), *inputs)
+    expected, pull = jax.vjp(functools.partial(plainly, mask=mask, rate=rate), *inputs)
     assert ours.dtype == expected.dtype
     both = zip((ours, *pull_ours(gradient)), (expected, *pull(gradient)), strict=True)
     for name, (a, b) in zip(("context", "query", "key", "value"), both, strict=True):
@@ -81,12 +127,8 @@ def test_a_masked_key_takes_no_part():
     query, key, value, gradient = operands((2, 1, 128, 16), "float32")
     mask = masks(2, 128)
     masked = jnp.asarray(mask == 0)[:, None, :, None]
-
-    def of(key: jax.Array, value: jax.Array) -> jax.Array:
-        return interpreted(query, key, value, jnp.asarray(mask))
-
-    context, pull = jax.vjp(of, key, value)
-    other = of(jnp.where(masked, 7, key), jnp.where(masked, -7, value))
+    context, pull = jax.vjp(functools.partial(by_kernel, query, mask=mask), key, value)
+    other = by_kernel(query, jnp.where(masked, 7, key), jnp.where(masked, -7, value), mask=mask)
     np.testing.assert_array_equal(context, other)
     for of_key in pull(gradient):
         assert not jnp.where(masked, of_key, 0).any()
@@ -95,29 +137,27 @@ def test_a_masked_key_takes_no_part():
 def test_a_row_without_keys_attends_to_all_of_them():
     *inputs, gradient = operands((2, 1, 128, 16), "float32")
     mask = np.array([[1], [0]]) * np.ones((2, 128), np.int32)
-    ours, pull_ours = jax.vjp(lambda q, k, v: interpreted(q, k, v, jnp.asarray(mask)), *inputs)
-    expected, pull = jax.vjp(lambda q, k, v: plain(q, k, v, np.ones_like(mask)), *inputs)
+    ours, pull_ours = jax.vjp(functools.partial(by_kernel, mask=mask), *inputs)
+    expected, pull = jax.vjp(functools.partial(plainly, mask=np.ones_like(mask)), *inputs)
     for a, b in zip((ours, *pull_ours(gradient)), (expected, *pull(gradient)), strict=True):
-        assert deviation(a, b) < 3e-6
+        assert deviation(a, b) < TOLERANCES["float32"]
 
 
-def test_packed_sequences_attend_within_themselves():
+@pytest.mark.parametrize("rate", [0, 0.1])
+def test_packed_sequences_attend_within_themselves(rate):
     length = 200  # padded to 256
     *inputs, gradient = operands((2, 1, length, 16), "float32")
     # Three sequences and padding; a row without any.
     segments = jnp.array([np.repeat([1, 2, 3, 0], [50, 7, 61, length - 118]), [0] * length])
     real = segments[:, None, :, None] > 0
     gradient = jnp.where(real, gradient, 0)
-    bias = mask_bias(None, segments)
-
-    options: Any = {"dtype": "float32", "dropout_rate": 0.0, "dropout_seed": None}
-
-    ours, pull_ours = jax.vjp(lambda q, k, v: interpreted(q, k, v, None, segments), *inputs)
-    expected, pull = jax.vjp(lambda q, k, v: attention(q, k, v, bias, **options), *inputs)
+    chosen: Any = {"segments": segments, "rate": rate}
+    ours, pull_ours = jax.vjp(functools.partial(by_kernel, **chosen), *inputs)
+    expected, pull = jax.vjp(functools.partial(plainly, **chosen), *inputs)
     assert deviation(jnp.where(real, ours, 0), jnp.where(real, expected, 0)) < 3e-6
     assert jnp.isfinite(ours).all()
     for a, b in zip(pull_ours(gradient), pull(gradient), strict=True):
-        assert deviation(a, b) < 3e-6
+        assert deviation(a, b) < TOLERANCES["float32"]
 
 
 CONFIG = BertConfig(
@@ -127,19 +167,19 @@ CONFIG = BertConfig(
     num_attention_heads=2,
     intermediate_size=48,
     max_position_embeddings=128,
-    attention_probs_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.1,
     vocab_multiple=32,
 )
 
 
-def by_splash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let models attend by splash, interpreted."""
-    monkeypatch.setattr(attention_module, "implementation", lambda *_: "splash")
-    monkeypatch.setattr(attention_module, "splash_attention", interpreted)
+def with_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models attend by the kernel, interpreted."""
+    monkeypatch.setattr(attention_module, "implementation", lambda *_: "pallas")
+    monkeypatch.setattr(attention_module, "pallas_attention", interpreted)
 
 
 def loss_and_gradient(config: BertConfig) -> tuple[jax.Array, Any]:
-    """Of a whole model with dropout on activations, at positions that are no padding."""
+    """Of a whole model with dropout, at positions that are no padding."""
     rng = np.random.default_rng(0)
     batch = {
         "input_ids": rng.integers(0, 90, (8, 128)),
@@ -170,65 +210,70 @@ def assert_same(found: tuple[jax.Array, Any], expected: tuple[jax.Array, Any]) -
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + 1e-7)
 
 
-def test_a_scanned_and_rematerialised_model_is_the_same_by_splash(monkeypatch):
+def test_a_scanned_and_rematerialised_model_is_the_same_with_kernel(monkeypatch):
     expected = plain_loss_and_gradient()
-    by_splash(monkeypatch)
+    with_kernel(monkeypatch)
     assert_same(loss_and_gradient(dataclasses.replace(CONFIG, remat="dots")), expected)
 
 
 @pytest.mark.slow
 def test_eight_devices_work_on_their_own_rows_and_heads(monkeypatch):
     expected = plain_loss_and_gradient()
-    by_splash(monkeypatch)
+    with_kernel(monkeypatch)
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
         assert_same(with_rules(loss_and_gradient)(CONFIG), expected)
 
 
-def on(platform: str, monkeypatch: pytest.MonkeyPatch, capability: str = "9.0") -> None:
+def on(platform: str, monkeypatch: pytest.MonkeyPatch, **device: str) -> None:
     """Let jax's devices be of another platform."""
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
-    device = types.SimpleNamespace(compute_capability=capability)
-    monkeypatch.setattr(jax, "devices", lambda: [device])
+    told = {"device_kind": "TPU v5 lite", "compute_capability": "9.0"} | device
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(**told)])
 
 
 def test_auto_takes_what_pays_and_can(monkeypatch):
-    config = dataclasses.replace(CONFIG, dtype="bfloat16")
-    dropping = dataclasses.replace(config, attention_probs_dropout_prob=0.1)
+    dropping = dataclasses.replace(CONFIG, dtype="bfloat16")
+    config = dataclasses.replace(dropping, attention_probs_dropout_prob=0.0)
     on("cpu", monkeypatch)
     assert implementation(config, 512, deterministic=False) == "xla"
     on("tpu", monkeypatch)
-    assert implementation(config, 512, deterministic=False) == "splash"
-    assert implementation(config, 640, deterministic=False) == "splash"
+    for length, expected in ((128, "xla"), (200, "xla"), (256, "pallas"), (512, "pallas")):
+        for model in (config, dropping, CONFIG):
+            assert implementation(model, length, deterministic=False) == expected
     assert implementation(config, 600, deterministic=False) == "xla"
-    assert implementation(config, 384, deterministic=False) == "xla"
-    assert implementation(dropping, 512, deterministic=False) == "xla"
-    assert implementation(dropping, 512, deterministic=True) == "splash"
+    hardware = dataclasses.replace(dropping, dropout_bits="hardware")
+    assert implementation(hardware, 512, deterministic=False) == "xla"
+    assert implementation(hardware, 512, deterministic=True) == "pallas"
+    plain_always = dataclasses.replace(config, attention="xla")
+    assert implementation(plain_always, 512, deterministic=False) == "xla"
+    on("tpu", monkeypatch, device_kind="TPU v3")
+    assert implementation(config, 512, deterministic=False) == "xla"
     on("gpu", monkeypatch)
     assert implementation(config, 128, deterministic=False) == "cudnn"
     assert implementation(dropping, 128, deterministic=False) == "xla"
-    assert implementation(CONFIG, 128, deterministic=False) == "xla"
+    assert implementation(dropping, 128, deterministic=True) == "cudnn"
+    assert implementation(CONFIG, 128, deterministic=True) == "xla"
     for capability in ("7.5", "gfx90a"):
-        on("gpu", monkeypatch, capability)
+        on("gpu", monkeypatch, compute_capability=capability)
         assert implementation(config, 128, deterministic=False) == "xla"
-    plain_always = dataclasses.replace(config, attention="xla")
-    on("tpu", monkeypatch)
-    assert implementation(plain_always, 512, deterministic=False) == "xla"
 
 
 @pytest.mark.parametrize(
     ("attention", "platform", "change", "told"),
     [
-        ("splash", "cpu", {}, "splash runs on a TPU, and the devices are of the backend cpu"),
+        ("pallas", "cpu", {}, "pallas runs on a TPU, and the devices are of the backend cpu"),
         ("cudnn", "tpu", {}, "cudnn runs on a GPU, and the devices are of the backend tpu"),
-        ("splash", "tpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0"),
+        ("pallas", "tpu", {"dropout_bits": "hardware"}, "needs config.model.dropout_bits=hash"),
         ("cudnn", "gpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0"),
         ("cudnn", "gpu", {}, "needs config.model.dtype=bfloat16, not float32"),
         ("cudnn", "gpu", {"dtype": "bfloat16", "num_attention_heads": 8}, "a multiple of 8 up to"),
     ],
 )
 def test_a_wrong_choice_is_refused(attention, platform, change, told, monkeypatch):
-    config = dataclasses.replace(CONFIG, attention=attention, **change)
+    rate = 0.1 if attention == "pallas" else 0.0
+    change = {"attention": attention, "attention_probs_dropout_prob": rate} | change
+    config = dataclasses.replace(CONFIG, **change)
     on(platform, monkeypatch)
     with pytest.raises(UserError, match=told):
         check_attention(config, platform)
@@ -238,11 +283,16 @@ def test_a_wrong_choice_is_refused(attention, platform, change, told, monkeypatc
         assert implementation(dataclasses.replace(config, dtype="bfloat16"), 128, True) == attention
 
 
-def test_old_gpus_have_no_cudnn_attention(monkeypatch):
-    on("gpu", monkeypatch, "7.5")
-    config = dataclasses.replace(CONFIG, attention="cudnn", dtype="bfloat16")
+def test_old_devices_have_no_kernel(monkeypatch):
+    on("gpu", monkeypatch, compute_capability="7.5")
+    config = dataclasses.replace(
+        CONFIG, attention="cudnn", dtype="bfloat16", attention_probs_dropout_prob=0.0
+    )
     with pytest.raises(UserError, match=r"compute capability 8\.0"):
         check_attention(config, "gpu")
+    on("tpu", monkeypatch, device_kind="TPU v3")
+    with pytest.raises(UserError, match=r"needs a TPU v4 or later, not a TPU v3"):
+        check_attention(dataclasses.replace(config, attention="pallas"), "tpu")
 
 
 def test_cudnn_attention_lowers_for_cuda(monkeypatch):
