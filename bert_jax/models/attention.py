@@ -175,7 +175,7 @@ def implementation(config: BertConfig, length: int, deterministic: bool) -> str:
     if config.attention != "auto":
         check_attention(config, platform, deterministic)
         return config.attention
-    drops = not deterministic and config.attention_probs_dropout_prob > 0
+    drops = _drops(config, deterministic)
     pays = length >= _PALLAS_PAYS and length % LANES == 0
     if platform == "tpu" and pays and not _pallas_lacks(config, drops):
         return "pallas"
@@ -204,9 +204,12 @@ def check_attention(config: BertConfig, platform: str, deterministic: bool = Fal
             f"config.model.attention={chosen} runs on a {needed.upper()}, and the devices are of "
             f"the backend {platform}; set it to auto"
         )
-    drops = not deterministic and config.attention_probs_dropout_prob > 0
-    if lacks := lacking(config, drops):
+    if lacks := lacking(config, _drops(config, deterministic)):
         raise UserError(f"config.model.attention={chosen} needs {lacks}; or set it to auto or xla")
+
+
+def _drops(config: BertConfig, deterministic: bool) -> bool:
+    return not deterministic and config.attention_probs_dropout_prob > 0
 
 
 def _pallas_lacks(config: BertConfig, drops: bool) -> str:

@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,20 +19,23 @@ from bert_jax.models.dropout import Draw, hardware_bits, random_bits
 PROJECTION = "projection"
 
 
-def device_platform() -> str:
-    """Of the devices that a program is being traced for: cpu, gpu or tpu.
+def _traced_for() -> Any:
+    """One of the devices that a program is being traced for.
 
     Those of the mesh that is set, which in a program compiled ahead of time are not of this
     machine; without a mesh jax's default ones.
     """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
+    return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+
+
+def device_platform() -> str:
+    """Of the devices that a program is being traced for: cpu, gpu or tpu."""
+    return _traced_for().platform
 
 
 def device_kind() -> str:
-    """Of the same devices, such as "TPU v5 lite"."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.devices()[0].device_kind if device is None else device.device_kind
+    """Of the devices that a program is being traced for, such as "TPU v5 lite"."""
+    return _traced_for().device_kind
 
 
 def initializer(config: BertConfig, axes: tuple[str, ...]) -> nn.initializers.Initializer:

@@ -227,9 +227,8 @@ def test_eight_devices_work_on_their_own_rows_and_heads(monkeypatch):
 
 def on(platform: str, monkeypatch: pytest.MonkeyPatch, **device: str) -> None:
     """Let jax's devices be of another platform."""
-    monkeypatch.setattr(jax, "default_backend", lambda: platform)
     told = {"device_kind": "TPU v5 lite", "compute_capability": "9.0"} | device
-    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(**told)])
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(platform=platform, **told)])
 
 
 def test_auto_takes_what_pays_and_can(monkeypatch):
@@ -238,10 +237,11 @@ def test_auto_takes_what_pays_and_can(monkeypatch):
     on("cpu", monkeypatch)
     assert implementation(config, 512, deterministic=False) == "xla"
     on("tpu", monkeypatch)
-    for length, expected in ((128, "xla"), (200, "xla"), (256, "pallas"), (512, "pallas")):
-        for model in (config, dropping, CONFIG):
-            assert implementation(model, length, deterministic=False) == expected
-    assert implementation(config, 600, deterministic=False) == "xla"
+    for model in (config, dropping, CONFIG):
+        for length in (256, 384, 512, 640):
+            assert implementation(model, length, deterministic=False) == "pallas"
+        for length in (128, 200, 600):
+            assert implementation(model, length, deterministic=False) == "xla"
     hardware = dataclasses.replace(dropping, dropout_bits="hardware")
     assert implementation(hardware, 512, deterministic=False) == "xla"
     assert implementation(hardware, 512, deterministic=True) == "pallas"

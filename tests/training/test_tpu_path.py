@@ -27,6 +27,7 @@ def test_attention_at_512_is_a_kernel_that_writes_no_scores():
     # A device works on its own rows and heads: 8 rows over fsdp=2, 2 heads over tensor=2.
     assert re.search(r"forward_kernel\S* = bf16\[4,512,64\]", program)
     assert re.search(r"backward_kernel\S* = \(bf16\[4,512,64\]", program)
+    assert "bf16[8,512,128]" not in program
     assert not re.search(r"\[[\d,]*512,512\]", program)
 
 
