@@ -14,18 +14,17 @@ from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
+from bert_jax.models.devices import device_kind, device_platform
 from bert_jax.models.dropout import Draw, dropout
 from bert_jax.models.layers import (
     LayerNorm,
     Projection,
-    device_kind,
-    device_platform,
     dropout_draw,
     dropout_seed,
-    product,
     project,
 )
 from bert_jax.models.pallas_attention import LANES, pallas_attention
+from bert_jax.models.products import product, product_in_training
 
 # Added to the scores of masked keys. The original adds -10000 (modeling.py, `attention_layer`); in
 # a row with any key to attend to, both give masked keys a probability of exactly 0 in float32.
@@ -103,15 +102,24 @@ def _weighted(
     differentiation would keep them in float32 as well, and once more after dropout: at length 512
     most of what a layer writes to memory.
     """
-    return _weighted_forward(dtype, rate, draw, scores, value, seed)[0]
+    kept_BHLL, _ = _kept(dtype, rate, draw, scores, seed)
+    return product("BHLM,BHMK->BHLK", dtype, kept_BHLL, value)
+
+
+def _kept(
+    dtype: str, rate: float, draw: Draw | None, scores: Any, seed: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The probabilities after dropout, and before."""
+    probs_BHLL = jax.nn.softmax(scores).astype(dtype)
+    return dropout(probs_BHLL, rate, seed, draw), probs_BHLL
 
 
 def _weighted_forward(
     dtype: str, rate: float, draw: Draw | None, scores: Any, value: Any, seed: Any
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    probs_BHLL = jax.nn.softmax(scores).astype(dtype)
-    kept_BHLL = dropout(probs_BHLL, rate, seed, draw)
-    return product("BHLM,BHMK->BHLK", dtype, kept_BHLL, value), (probs_BHLL, value, seed)
+    kept_BHLL, probs_BHLL = _kept(dtype, rate, draw, scores, seed)
+    context_BHLK = product_in_training("BHLM,BHMK->BHLK", dtype, kept_BHLL, value)
+    return context_BHLK, (probs_BHLL, value, seed)
 
 
 def _weighted_backward(

@@ -10,8 +10,9 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from bert_jax.config import BertConfig
 from bert_jax.models.attention import Attention, ResidualOutput
+from bert_jax.models.devices import device_platform
 from bert_jax.models.embeddings import Embeddings
-from bert_jax.models.layers import PROJECTION, Projection, activation, device_platform
+from bert_jax.models.layers import PROJECTION, Projection, activation
 from bert_jax.models.packed import apart, positions_and_segments, together
 
 

@@ -1,9 +1,8 @@
-"""What every part of the model is made of: products, projections, LayerNorm, initialisers."""
+"""What every part of the model is made of: projections, LayerNorm, activations, initialisers."""
 
 import functools
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,28 +13,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import BertConfig
 from bert_jax.models.dropout import Draw, hardware_bits, random_bits
+from bert_jax.models.products import gradient_specs, product
 
 # The name under which remat="dots" keeps the results of products with weights.
 PROJECTION = "projection"
-
-
-def _traced_for() -> Any:
-    """One of the devices that a program is being traced for.
-
-    Those of the mesh that is set, which in a program compiled ahead of time are not of this
-    machine; without a mesh jax's default ones.
-    """
-    return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
-
-
-def device_platform() -> str:
-    """Of the devices that a program is being traced for: cpu, gpu or tpu."""
-    return _traced_for().platform
-
-
-def device_kind() -> str:
-    """Of the devices that a program is being traced for, such as "TPU v5 lite"."""
-    return _traced_for().device_kind
 
 
 def initializer(config: BertConfig, axes: tuple[str, ...]) -> nn.initializers.Initializer:
@@ -157,63 +138,6 @@ _activation = jax.custom_vjp(_activated, nondiff_argnums=(0,))
 _activation.defvjp(_activated_forward, _activated_backward)
 
 
-def _product(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
-    """Two-operand einsum on operands of `dtype`, accumulated and returned in float32.
-
-    Its gradient does the same, which automatic differentiation would not: that multiplies the
-    float32 gradient with an upcast operand.
-
-    Args:
-      spec: an einsum in which each index of an operand is in the other operand or in the output.
-    """
-    operands, out = spec.split("->")
-    ordered = _ordered(spec)
-    result = jnp.einsum(
-        f"{operands}->{ordered}",
-        left.astype(dtype),
-        right.astype(dtype),
-        preferred_element_type=jnp.float32,
-    )
-    return jnp.einsum(f"{ordered}->{out}", result)
-
-
-def _ordered(spec: str) -> str:
-    """The output of an einsum as one product gives it: the left operand's rows come first.
-
-    Left to `jnp.einsum`, BLD,DHK->BHLK is a product of rows HK and columns BL, whose operand and
-    result XLA transposes element by element on a CPU; of BLHK it moves whole rows of K.
-    """
-    left, right, out = spec.replace("->", ",").split(",")
-    batch = "".join(letter for letter in left if letter in right and letter in out)
-    of_left = "".join(letter for letter in left if letter not in right)
-    of_right = "".join(letter for letter in right if letter not in left)
-    return out if out == batch + of_right + of_left else batch + of_left + of_right
-
-
-def _product_forward(spec: str, dtype: str, left: jax.Array, right: jax.Array):
-    return product(spec, dtype, left, right), (left, right)
-
-
-def _product_backward(
-    spec: str, dtype: str, operands: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    left, right = operands
-    of_left, of_right = _gradient_specs(spec)
-    left_gradient = product(of_left, dtype, gradient, right)
-    right_gradient = product(of_right, dtype, gradient, left)
-    return left_gradient.astype(left.dtype), right_gradient.astype(right.dtype)
-
-
-def _gradient_specs(spec: str) -> tuple[str, str]:
-    """The einsums of (gradient, the other operand) that give the left's and the right's."""
-    left, right, out = spec.replace("->", ",").split(",")
-    return f"{out},{right}->{left}", f"{out},{left}->{right}"
-
-
-product = jax.custom_vjp(_product, nondiff_argnums=(0, 1))
-product.defvjp(_product_forward, _product_backward)
-
-
 @jax.custom_vjp
 def plus_bias(outputs: jax.Array, bias: jax.Array) -> jax.Array:
     """float32 [..., V] and [V] to their sum, for a V of the vocabulary's size."""
@@ -301,7 +225,7 @@ def _projected_backward(
     gradients: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     inputs, kernels = operands
-    of_inputs, of_kernel = _gradient_specs(_merged(spec))
+    of_inputs, of_kernel = gradient_specs(_merged(spec))
     inputs_gradient = functools.reduce(
         jnp.add,
         (

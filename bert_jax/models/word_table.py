@@ -15,7 +15,8 @@ from flax.linen.spmd import logical_to_mesh_axes, with_logical_constraint
 from jax import lax
 
 from bert_jax.config import BertConfig
-from bert_jax.models.layers import gathered, product
+from bert_jax.models.layers import gathered
+from bert_jax.models.products import product
 
 AXES = ("vocab", "embed")
 

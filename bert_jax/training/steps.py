@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.models.layers import device_platform
+from bert_jax.models.devices import device_platform
 from bert_jax.training.objective import Batch, Metrics, Objective, summed_loss
 from bert_jax.training.sharding import LOGICAL_RULES
 from bert_jax.training.state import TrainState, update_shardings

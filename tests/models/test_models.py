@@ -15,7 +15,8 @@ from bert_jax.config import BertConfig, model_size
 from bert_jax.models import BertForPreTraining, BertModel, encoder
 from bert_jax.models.attention import attention, mask_bias
 from bert_jax.models.dropout import dropout
-from bert_jax.models.layers import activation, product
+from bert_jax.models.layers import activation
+from bert_jax.models.products import product
 from bert_jax.models.word_table import word_logits, word_rows, word_table
 
 CONFIG = BertConfig(
@@ -354,21 +355,6 @@ def test_gradient_of_the_activation_needs_its_inputs_alone(name):
     np.testing.assert_allclose(np.asarray(outputs, np.float64), of(x), rtol=5e-3, atol=1e-6)
     (gradient,) = pull(jnp.ones_like(outputs))
     np.testing.assert_allclose(np.asarray(gradient, np.float64), slope, rtol=5e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("spec", ["BLD,DHK->BHLK", "BHLK,HKD->BLD", "BHLK,BHMK->BHLM"])
-def test_gradient_of_a_product_is_that_of_einsum(spec):
-    sizes = {"B": 2, "L": 3, "M": 5, "D": 4, "H": 2, "K": 3}
-    left, right = (
-        jax.random.normal(jax.random.key(index), [sizes[letter] for letter in letters])
-        for index, letters in enumerate(spec.split("->")[0].split(","))
-    )
-    expected, pull = jax.vjp(lambda a, b: jnp.einsum(spec, a, b), left, right)
-    gradient = jnp.cos(expected)
-    for dtype, tolerance in (("float32", 1e-6), ("bfloat16", 2e-2)):
-        ours, pull_ours = jax.vjp(lambda a, b, d=dtype: product(spec, d, a, b), left, right)
-        assert_close((ours, *pull_ours(gradient)), (expected, *pull(gradient)), tolerance)
-        assert all(leaf.dtype == jnp.float32 for leaf in (ours, *pull_ours(gradient)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

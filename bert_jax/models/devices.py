@@ -1,0 +1,24 @@
+"""What a program is being traced for."""
+
+from typing import Any
+
+import jax
+
+
+def _traced_for() -> Any:
+    """One of the devices that a program is being traced for.
+
+    Those of the mesh that is set, which in a program compiled ahead of time are not of this
+    machine; without a mesh jax's default ones.
+    """
+    return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+
+
+def device_platform() -> str:
+    """Of the devices that a program is being traced for: cpu, gpu or tpu."""
+    return _traced_for().platform
+
+
+def device_kind() -> str:
+    """Of the devices that a program is being traced for, such as "TPU v5 lite"."""
+    return _traced_for().device_kind

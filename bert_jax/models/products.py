@@ -1,0 +1,93 @@
+"""Products of two arrays in a compute dtype, forward and backward."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from bert_jax.models.devices import device_platform
+
+
+def _product(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
+    """Two-operand einsum on operands of `dtype`, accumulated and returned in float32.
+
+    Its gradient does the same, which automatic differentiation would not: that multiplies the
+    float32 gradient with an upcast operand.
+
+    Args:
+      spec: an einsum in which each index of an operand is in the other operand or in the output.
+    """
+    operands, out = spec.split("->")
+    batch, of_left, of_right, _ = _roles(spec)
+    # As one product gives it: the left operand's rows come first. Left to `jnp.einsum`,
+    # BLD,DHK->BHLK is a product of rows HK and columns BL, whose operand and result XLA transposes
+    # element by element on a CPU; of BLHK it moves whole rows of K.
+    swapped = batch + of_right + of_left
+    ordered = out if out == swapped else batch + of_left + of_right
+    result = jnp.einsum(
+        f"{operands}->{ordered}",
+        left.astype(dtype),
+        right.astype(dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return jnp.einsum(f"{ordered}->{out}", result)
+
+
+def _roles(spec: str) -> tuple[str, str, str, str]:
+    """The letters of both operands and the output, the left's, the right's, and those summed."""
+    left, right, out = spec.replace("->", ",").split(",")
+    batch = "".join(letter for letter in left if letter in right and letter in out)
+    of_left = "".join(letter for letter in left if letter not in right)
+    of_right = "".join(letter for letter in right if letter not in left)
+    summed = "".join(letter for letter in left if letter in right and letter not in out)
+    return batch, of_left, of_right, summed
+
+
+def _product_forward(spec: str, dtype: str, left: jax.Array, right: jax.Array):
+    return product(spec, dtype, left, right), (left, right)
+
+
+def _product_backward(
+    spec: str, dtype: str, operands: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    left, right = operands
+    of_left, of_right = gradient_specs(spec)
+    left_gradient = product_in_training(of_left, dtype, gradient, right)
+    right_gradient = product_in_training(of_right, dtype, gradient, left)
+    return left_gradient.astype(left.dtype), right_gradient.astype(right.dtype)
+
+
+def product_in_training(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
+    """`product`, which for batches of matrices in bfloat16 XLA keeps in bfloat16 on a CPU.
+
+    Its library there takes matrices that are in memory row by row, the left one's rows summed over,
+    and XLA casts to float32 what is not: a transposition, as all operands of attention are. What a
+    function is given that XLA is told not to take apart is laid out before, and no transposition
+    gets into its product. Without gradients this doesn't pay (docs/performance.md).
+    """
+    operands, out = spec.split("->")
+    batch, of_left, of_right, summed = _roles(spec)
+    if not batch or dtype != "bfloat16" or device_platform() != "cpu":
+        return product(spec, dtype, left, right)
+    left_letters, right_letters = operands.split(",")
+    by_rows, ordered = batch + of_left + summed, batch + of_left + of_right
+    multiply = jax.jit(
+        lambda left, right: jnp.einsum(
+            f"{by_rows},{right_letters}->{ordered}", left, right, preferred_element_type=jnp.float32
+        )
+    )
+    left_by_rows = jnp.einsum(f"{left_letters}->{by_rows}", left.astype(dtype))
+    multiplied = multiply(left_by_rows, right.astype(dtype))
+    result: Any = set_xla_metadata(multiplied, inlineable="false")
+    return jnp.einsum(f"{ordered}->{out}", result)
+
+
+def gradient_specs(spec: str) -> tuple[str, str]:
+    """The einsums of (gradient, the other operand) that give the left's and the right's."""
+    left, right, out = spec.replace("->", ",").split(",")
+    return f"{out},{right}->{left}", f"{out},{left}->{right}"
+
+
+product = jax.custom_vjp(_product, nondiff_argnums=(0, 1))
+product.defvjp(_product_forward, _product_backward)

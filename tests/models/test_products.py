@@ -1,0 +1,77 @@
+"""Products in a compute dtype are einsum's, and so are their gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.models import products
+from bert_jax.models.attention import attention
+from bert_jax.models.products import product, product_in_training
+
+SIZES = {"B": 2, "L": 3, "M": 5, "D": 4, "H": 2, "K": 3}
+
+
+def operands_of(spec: str, sizes: dict[str, int]) -> list[jax.Array]:
+    return [
+        jax.random.normal(jax.random.key(index), [sizes[letter] for letter in letters])
+        for index, letters in enumerate(spec.split("->")[0].split(","))
+    ]
+
+
+def assert_close(ours: jax.Array, expected: jax.Array, tolerance: float) -> None:
+    assert ours.dtype == jnp.float32
+    scale = float(jnp.abs(expected).max())
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("bfloat16", 2e-2)])
+@pytest.mark.parametrize(
+    "spec", ["BLD,DHK->BHLK", "BHLK,HKD->BLD", "BHLK,BHMK->BHLM", "BHLM,BHMK->BHLK"]
+)
+def test_gradient_of_a_product_is_that_of_einsum(spec, dtype, tolerance):
+    operands = operands_of(spec, SIZES)
+    expected, pull = jax.vjp(functools.partial(jnp.einsum, spec), *operands)
+    ours, pull_ours = jax.vjp(functools.partial(product, spec, dtype), *operands)
+    assert_close(ours, expected, tolerance)
+    for gradient, expected_gradient in zip(
+        pull_ours(jnp.cos(expected)), pull(jnp.cos(expected)), strict=True
+    ):
+        assert_close(gradient, expected_gradient, tolerance)
+
+
+@pytest.mark.parametrize("spec", ["BHLM,BHMK->BHLK", "BHLM,BHLK->BHMK", "BHLK,BHLM->BHMK"])
+@pytest.mark.parametrize("ones", ["", "B", "H", "BH", "L", "K", "M", "LM", "BHLMK"])
+def test_batches_of_matrices_in_bfloat16_are_multiplied_whatever_their_sizes(spec, ones):
+    """On a CPU XLA refuses only when it runs a product that it cannot compute."""
+    sizes = dict.fromkeys("BHLMK", 24) | {"B": 3, "H": 2, "K": 8} | dict.fromkeys(ones, 1)
+    # As in the model, where both come from transpositions.
+    operands = [jnp.swapaxes(jnp.swapaxes(x, 1, 2).copy(), 1, 2) for x in operands_of(spec, sizes)]
+    ours = jax.jit(functools.partial(product_in_training, spec, "bfloat16"))(*operands)
+    rounded = [operand.astype(jnp.bfloat16).astype(jnp.float32) for operand in operands]
+    assert_close(ours, jnp.einsum(spec, *rounded), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "platform", "kept_apart"),
+    [("bfloat16", "cpu", 5), ("float32", "cpu", 0), ("bfloat16", "tpu", 0)],
+)
+def test_in_training_attention_on_a_cpu_keeps_its_bfloat16_products_apart(
+    monkeypatch, dtype, platform, kept_apart
+):
+    """The context, and four gradients; the scores and what has no gradient are XLA's to fuse."""
+    monkeypatch.setattr(products, "device_platform", lambda: platform)
+    inputs = jnp.ones((3, 2, 2, 16, 8), dtype)
+
+    def context(query, key, value):
+        nothing = {"dropout_rate": 0.0, "dropout_seed": None}
+        return attention(query, key, value, jnp.zeros(()), dtype=dtype, **nothing)
+
+    def loss(*inputs):
+        return context(*inputs).sum()
+
+    gradient = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).lower(*inputs).as_text()
+    assert gradient.count('inlineable = "false"') == kept_apart
+    assert "inlineable" not in jax.jit(context).lower(*inputs).as_text()
