@@ -47,9 +47,15 @@ def test_gradient_of_a_product_is_that_of_einsum(spec, dtype, tolerance):
 def test_batches_of_matrices_in_bfloat16_are_multiplied_whatever_their_sizes(spec, ones):
     """On a CPU XLA refuses only when it runs a product that it cannot compute."""
     sizes = dict.fromkeys("BHLMK", 24) | {"B": 3, "H": 2, "K": 8} | dict.fromkeys(ones, 1)
-    # As in the model, where both come from transpositions.
-    operands = [jnp.swapaxes(jnp.swapaxes(x, 1, 2).copy(), 1, 2) for x in operands_of(spec, sizes)]
-    ours = jax.jit(functools.partial(product_in_training, spec, "bfloat16"))(*operands)
+    operands = operands_of(spec, sizes)
+
+    @jax.jit
+    def of_transpositions(*operands: jax.Array) -> jax.Array:
+        """As in the model, where queries, keys and values are [B, L, H, K] first."""
+        transposed = (operand.swapaxes(1, 2) for operand in operands)
+        return product_in_training(spec, "bfloat16", *transposed)
+
+    ours = of_transpositions(*(operand.swapaxes(1, 2) for operand in operands))
     rounded = [operand.astype(jnp.bfloat16).astype(jnp.float32) for operand in operands]
     assert_close(ours, jnp.einsum(spec, *rounded), 1e-6)
 
