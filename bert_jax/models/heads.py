@@ -7,7 +7,7 @@ from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.encoder import BertModel, at_positions
-from bert_jax.models.layers import LayerNorm, Projection, activation, constant, plus_bias
+from bert_jax.models.layers import LayerNorm, Projection, activation, constant
 from bert_jax.models.word_table import WordTable, word_logits
 
 # Logit of the rows that pad the embedding table: their probability is 0 in float32.
@@ -34,14 +34,19 @@ class Predictions(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, word_table: WordTable) -> jax.Array:
-        """[B, P, D] and the table of V rows to logits, float32 [B, P, V]."""
+    def __call__(self, hidden: jax.Array, word_table: WordTable) -> dict[str, jax.Array]:
+        """[B, P, D] and the table of V rows to logits, float32 [B, P, V].
+
+        And to the two they are the sum of, which is how the loss wants them.
+        """
         c = self.config
         transformed_BPD = PredictionTransform(c, name="transform")(hidden)
         bias_V = self.param("output_bias", constant(0, ("vocab",)), (c.padded_vocab_size,))
         bias_V = jnp.where(jnp.arange(c.padded_vocab_size) < c.vocab_size, bias_V, PADDED_LOGIT)
-        logits_BPV = plus_bias(word_logits(c.dtype, word_table, transformed_BPD), bias_V)
-        return with_logical_constraint(logits_BPV, ("batch", None, "vocab"))
+        scores_BPV = with_logical_constraint(
+            word_logits(c.dtype, word_table, transformed_BPD), ("batch", None, "vocab")
+        )
+        return {"mlm_logits": scores_BPV + bias_V, "mlm_scores": scores_BPV, "mlm_bias": bias_V}
 
 
 class PreTrainingHeads(nn.Module):
@@ -60,7 +65,7 @@ class PreTrainingHeads(nn.Module):
         c = self.config
         logits = {}
         if hidden is not None:
-            logits["mlm_logits"] = Predictions(c, name="predictions")(hidden, word_table)
+            logits |= Predictions(c, name="predictions")(hidden, word_table)
         if pooled is not None:
             shape, axes = (c.hidden_size, 2), ("embed", "class")
             spec = "BND,DC->BNC" if pooled.ndim == 3 else "BD,DC->BC"
@@ -106,7 +111,8 @@ class BertForPreTraining(nn.Module):
           deterministic: no dropout; else a "dropout" key is needed.
 
         Returns:
-          mlm_logits: float32 [B, P, V], with `PADDED_LOGIT` or so at rows from vocab_size on;
+          mlm_logits: float32 [B, P, V], with `PADDED_LOGIT` or so at rows from vocab_size on; the
+          sum of mlm_scores, [B, P, V], and mlm_bias, [V];
           sequence_output: [B, L, D] of the compute dtype;
           and with next_sentence nsp_logits, float32 [B, 2] (0 = is next, 1 = random), and
           pooled_output, [B, D] of the compute dtype; of packed rows [B, N, 2] and [B, N, D].

@@ -12,8 +12,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import BertConfig
+from bert_jax.models.devices import device_platform
 from bert_jax.models.dropout import Draw, hardware_bits, random_bits
-from bert_jax.models.products import gradient_specs, product
+from bert_jax.models.products import gradient_specs, product, product_apart
 
 # The name under which remat="dots" keeps the results of products with weights.
 PROJECTION = "projection"
@@ -45,14 +46,15 @@ def _dot(rows: jax.Array, weights: jax.Array) -> jax.Array:
     return summed.reshape(*rows.shape[:-1], 1)
 
 
-def _sum_of_rows(rows: jax.Array) -> jax.Array:
-    """[..., N] to [N]."""
-    # XLA's reduction over rows takes a CPU up to five times as long as their product with ones: of
-    # the vocabulary's size, as long as all of the head's products.
+def sum_of_rows(weights: jax.Array, rows: jax.Array) -> jax.Array:
+    """Rows [..., N], each times its weight [...], added up: [N]."""
+    # XLA's reduction over rows takes a CPU up to five times as long as their product with weights:
+    # of the vocabulary's size, as long as all of the head's products.
     return lax.platform_dependent(
+        weights.reshape(-1),
         rows.reshape(-1, rows.shape[-1]),
-        cpu=lambda rows: jnp.ones(rows.shape[0], rows.dtype) @ rows,
-        default=lambda rows: rows.sum(axis=0),
+        cpu=lambda weights, rows: weights @ rows,
+        default=lambda weights, rows: (weights[:, None] * rows).sum(axis=0),
     )
 
 
@@ -87,7 +89,8 @@ def _normalized_backward(
     width = x.shape[-1]
     removed = (_dot(gradient, scale) + unit * _dot(along, scale)) / width
     x_gradient = inverse * (gradient * scale - removed)
-    return x_gradient.astype(x.dtype), _sum_of_rows(along), _sum_of_rows(gradient)
+    ones = jnp.ones(x.shape[:-1])
+    return x_gradient.astype(x.dtype), sum_of_rows(ones, along), sum_of_rows(ones, gradient)
 
 
 normalized = jax.custom_vjp(_normalized, nondiff_argnums=(0, 1))
@@ -136,23 +139,6 @@ def _activated_backward(name: str, inputs: jax.Array, gradient: jax.Array) -> tu
 # than to compute, and half of the memory of a step.
 _activation = jax.custom_vjp(_activated, nondiff_argnums=(0,))
 _activation.defvjp(_activated_forward, _activated_backward)
-
-
-@jax.custom_vjp
-def plus_bias(outputs: jax.Array, bias: jax.Array) -> jax.Array:
-    """float32 [..., V] and [V] to their sum, for a V of the vocabulary's size."""
-    return outputs + bias
-
-
-def _plus_bias_forward(outputs: jax.Array, bias: jax.Array) -> tuple[jax.Array, None]:
-    return plus_bias(outputs, bias), None
-
-
-def _plus_bias_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return gradient, _sum_of_rows(gradient)
-
-
-plus_bias.defvjp(_plus_bias_forward, _plus_bias_backward)
 
 
 def _gathered(weight: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -234,17 +220,28 @@ def _projected_backward(
         ),
     )
     kernel_gradients = (
-        jnp.einsum(
-            of_kernel,
-            gradient.astype(config.dtype),
-            inputs.astype(config.dtype),
-            preferred_element_type=jnp.dtype(config.gradient_dtype),
-        )
+        _kernel_gradient(of_kernel, config, inputs, gradient)
         .astype(kernel.dtype)
         .reshape(kernel.shape)
         for gradient, kernel in zip(gradients, kernels, strict=True)
     )
     return inputs_gradient.astype(inputs.dtype), tuple(kernel_gradients)
+
+
+def _kernel_gradient(
+    spec: str, config: BertConfig, inputs: jax.Array, gradient: jax.Array
+) -> jax.Array:
+    if device_platform() == "cpu" and inputs.size > gradient.size:
+        # XLA would transpose the inputs, the wider of the two. In float32, with a width that is a
+        # power of two, that takes several times as long as the product.
+        multiplied = product_apart(spec, config.dtype, gradient, inputs)
+        return multiplied.astype(config.gradient_dtype)
+    return jnp.einsum(
+        spec,
+        gradient.astype(config.dtype),
+        inputs.astype(config.dtype),
+        preferred_element_type=jnp.dtype(config.gradient_dtype),
+    )
 
 
 projected = jax.custom_vjp(_projected, nondiff_argnums=(0, 1, 2))

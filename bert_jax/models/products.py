@@ -61,15 +61,25 @@ def _product_backward(
 def product_in_training(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
     """`product`, which for batches of matrices in bfloat16 XLA keeps in bfloat16 on a CPU.
 
-    Its library there takes matrices that are in memory row by row, the left one's rows summed over,
-    and XLA casts to float32 what is not: a transposition, as all operands of attention are. What a
-    function is given that XLA is told not to take apart is laid out before, and no transposition
-    gets into its product. Without gradients this doesn't pay (docs/performance.md).
+    All operands of attention are transpositions, which XLA would cast to float32. Without gradients
+    this doesn't pay (docs/performance.md).
+    """
+    batch, *_ = _roles(spec)
+    if not batch or dtype != "bfloat16" or device_platform() != "cpu":
+        return product(spec, dtype, left, right)
+    return product_apart(spec, dtype, left, right)
+
+
+def product_apart(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
+    """`product` on a CPU, where it is the left operand that is laid out anew for it.
+
+    XLA's library there takes matrices that are in memory row by row, the left one's rows summed
+    over. Of a product among others XLA itself chooses what it transposes for that, or casts to
+    float32. A function that it is told not to take apart is given what has been laid out; the right
+    operand goes in as it is.
     """
     operands, out = spec.split("->")
     batch, of_left, of_right, summed = _roles(spec)
-    if not batch or dtype != "bfloat16" or device_platform() != "cpu":
-        return product(spec, dtype, left, right)
     left_letters, right_letters = operands.split(",")
     by_rows, ordered = batch + of_left + summed, batch + of_left + of_right
     multiply = jax.jit(

@@ -15,8 +15,9 @@ from flax.linen.spmd import logical_to_mesh_axes, with_logical_constraint
 from jax import lax
 
 from bert_jax.config import BertConfig
+from bert_jax.models.devices import device_platform
 from bert_jax.models.layers import gathered
-from bert_jax.models.products import product
+from bert_jax.models.products import product, product_apart
 
 AXES = ("vocab", "embed")
 
@@ -104,20 +105,27 @@ def _word_logits_backward(
     dtype: str, residuals: tuple[WordTable, jax.Array], gradient_BPV: jax.Array
 ) -> tuple[WordTable, jax.Array]:
     table, hidden_BPD = residuals
-    count = table.parts.shape[0]
     hidden_gradient = product("BPV,VD->BPD", dtype, gradient_BPV, table.rows)
-    # A CPU's library for bfloat16 products does not take one that is summed over a single axis,
-    # rows and predictions in one, and XLA by itself takes twice as long. In float32 the single
-    # axis is faster.
-    rows = gradient_BPV.shape[1:2] if dtype == "bfloat16" else ()
-    spec = "RBPV,RBPD->RVD" if rows else "RNV,RND->RVD"
-    gradient, hidden = (
-        array.reshape(count, -1, *rows, array.shape[-1]) for array in (gradient_BPV, hidden_BPD)
-    )
-    parts_RVD = product(spec, dtype, gradient, hidden)
+    parts_RVD = _table_gradient(dtype, gradient_BPV, hidden_BPD, table.parts.shape[0])
     parts_RVD = with_logical_constraint(parts_RVD, ("batch", "vocab", ""))
     nothing = jnp.zeros_like(table.rows)
     return WordTable(nothing, parts_RVD), hidden_gradient.astype(hidden_BPD.dtype)
+
+
+def _table_gradient(dtype: str, gradient_BPV: jax.Array, hidden_BPD: jax.Array, count: int):
+    """The gradient of the table from each of `count` parts of the batch, float32 [R, V, D]."""
+    arrays = gradient_BPV, hidden_BPD
+    rows = [array.reshape(count, -1, array.shape[-1]) for array in arrays]
+    # Either the logits' gradient is transposed on a CPU, which has a number for each piece and
+    # prediction, or the result, with D numbers for each piece: the result where it is smaller.
+    if device_platform() == "cpu" and rows[0].shape[1] >= 2 * hidden_BPD.shape[-1]:
+        return product_apart("RND,RNV->RVD", dtype, rows[1], rows[0])
+    if dtype == "float32":
+        return product("RNV,RND->RVD", dtype, *rows)
+    # The library for bfloat16 products does not take one that is summed over a single axis, rows
+    # and predictions in one, and XLA by itself takes twice as long. In float32 that is faster.
+    parts = [array.reshape(count, -1, *array.shape[1:]) for array in arrays]
+    return product("RBPV,RBPD->RVD", dtype, *parts)
 
 
 word_logits = jax.custom_vjp(_word_logits, nondiff_argnums=(0,))

@@ -155,6 +155,8 @@ def test_shapes_and_dtypes(dtype):
         "sequence_output": ((B, L, 32), dtype),
         "pooled_output": ((B, 32), dtype),
         "mlm_logits": ((B, P, 96), "float32"),
+        "mlm_scores": ((B, P, 96), "float32"),
+        "mlm_bias": ((96,), "float32"),
         "nsp_logits": ((B, 2), "float32"),
     }
 
@@ -164,7 +166,7 @@ def test_without_next_sentence_there_is_neither_pooler_nor_head():
     assert "pooler" not in params["bert"]
     assert "seq_relationship" not in params["cls"]
     outputs = forward(CONFIG, params, batch_of(), next_sentence=False)
-    assert set(outputs) == {"sequence_output", "mlm_logits"}
+    assert set(outputs) == {"sequence_output", "mlm_logits", "mlm_scores", "mlm_bias"}
 
 
 def test_scanned_layers_equal_unrolled_ones():
@@ -357,12 +359,14 @@ def test_gradient_of_the_activation_needs_its_inputs_alone(name):
     np.testing.assert_allclose(np.asarray(gradient, np.float64), slope, rtol=5e-3, atol=1e-4)
 
 
+# Few predictions for the width, and many.
+@pytest.mark.parametrize("predictions", [P, 64 // B + 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradient_of_the_word_table_is_that_of_both_uses(dtype):
+def test_gradient_of_the_word_table_is_that_of_both_uses(dtype, predictions):
     config = dataclasses.replace(CONFIG, dtype=dtype)
+    shapes = (96, 32), (B, predictions, 32), (B, predictions, 96)
     table, hidden, of_logits = (
-        jax.random.normal(jax.random.key(index), shape)
-        for index, shape in enumerate(((96, 32), (B, P, 32), (B, P, 96)))
+        jax.random.normal(jax.random.key(index), shape) for index, shape in enumerate(shapes)
     )
     of_rows = jax.random.normal(jax.random.key(3), (B, L, 32), dtype)
     ids = batch_of()["input_ids"]

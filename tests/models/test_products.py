@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.models import products
+from bert_jax.config import BertConfig
+from bert_jax.models import layers, products
 from bert_jax.models.attention import attention
-from bert_jax.models.products import product, product_in_training
+from bert_jax.models.layers import projected
+from bert_jax.models.products import product, product_apart, product_in_training
 
 SIZES = {"B": 2, "L": 3, "M": 5, "D": 4, "H": 2, "K": 3}
 
@@ -58,6 +60,44 @@ def test_batches_of_matrices_in_bfloat16_are_multiplied_whatever_their_sizes(spe
     ours = of_transpositions(*(operand.swapaxes(1, 2) for operand in operands))
     rounded = [operand.astype(jnp.bfloat16).astype(jnp.float32) for operand in operands]
     assert_close(ours, jnp.einsum(spec, *rounded), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("spec", "ones"),
+    [
+        *(("BLD,BLF->FD", ones) for ones in ("", "B", "L", "BL", "D", "F", "BLDF")),
+        *(("RND,RNV->RVD", ones) for ones in ("", "R", "N", "RN", "D", "V", "RNDV")),
+        *(("BC,BD->CD", ones) for ones in ("", "B", "C", "D", "BCD")),
+    ],
+)
+def test_weights_gradients_are_multiplied_whatever_their_sizes(spec, ones, dtype):
+    sizes = dict.fromkeys("BLFNV", 24) | dict.fromkeys("RDC", 3) | dict.fromkeys(ones, 1)
+    operands = operands_of(spec, sizes)
+    ours = jax.jit(functools.partial(product_apart, spec, dtype))(*operands)
+    rounded = [np.asarray(operand.astype(dtype), np.float64) for operand in operands]
+    assert_close(ours, np.einsum(spec, *rounded), 1e-5)
+
+
+@pytest.mark.parametrize(("platform", "kept_apart"), [("cpu", 1), ("tpu", 0)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_gradient_of_a_kernel_with_wide_inputs_is_a_product_apart_on_a_cpu(
+    monkeypatch, dtype, platform, kept_apart
+):
+    monkeypatch.setattr(layers, "device_platform", lambda: platform)
+    config = BertConfig(vocab_size=96, dtype=dtype)
+    wide, narrow, kernels = jnp.ones((2, 3, 8)), jnp.ones((2, 3, 4)), jnp.ones((2, 4, 8))
+
+    def loss(spec, axes, inputs, kernel):
+        return projected(spec, config, axes, inputs, (kernel,))[0].sum()
+
+    def apart(*arguments):
+        return jax.jit(jax.grad(loss, 3), static_argnums=(0, 1)).lower(*arguments).as_text()
+
+    of_wide = apart("BLF,FD->BLD", ("mlp", "embed"), wide, kernels[0].T)
+    of_narrow = apart("BLD,DF->BLF", ("embed", "mlp"), narrow, kernels[1])
+    assert of_wide.count('inlineable = "false"') == kept_apart
+    assert "inlineable" not in of_narrow
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ B, P, V = 6, 4, 11
 def random_outputs_and_batch(seed: int) -> tuple[dict, dict]:
     rng = np.random.default_rng(seed)
     outputs = {
-        "mlm_logits": rng.normal(size=(B, P, V)).astype(np.float32) * 3,
+        "mlm_scores": rng.normal(size=(B, P, V)).astype(np.float32) * 3,
+        "mlm_bias": rng.normal(size=V).astype(np.float32),
         "nsp_logits": rng.normal(size=(B, 2)).astype(np.float32) * 3,
     }
     batch = {
@@ -24,6 +25,10 @@ def random_outputs_and_batch(seed: int) -> tuple[dict, dict]:
         "next_sentence_weights": np.array([1, 1, 1, 1, 1, 0], np.float32),
     }
     return outputs, batch
+
+
+def mlm_logits(outputs: dict) -> np.ndarray:
+    return np.asarray(outputs["mlm_scores"]) + np.asarray(outputs["mlm_bias"])
 
 
 def reference(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> tuple:
@@ -43,11 +48,11 @@ def test_metrics_equal_a_plain_reference():
     outputs, batch = random_outputs_and_batch(0)
     metrics = jax.jit(pretraining_metrics)(outputs, batch)
     assert set(metrics) == {"mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"}
-    for name, labels, weights in (
-        ("mlm", "masked_lm_ids", "masked_lm_weights"),
-        ("nsp", "next_sentence_labels", "next_sentence_weights"),
+    for name, logits, labels, weights in (
+        ("mlm", mlm_logits(outputs), "masked_lm_ids", "masked_lm_weights"),
+        ("nsp", outputs["nsp_logits"], "next_sentence_labels", "next_sentence_weights"),
     ):
-        loss, hits, total = reference(outputs[f"{name}_logits"], batch[labels], batch[weights])
+        loss, hits, total = reference(logits, batch[labels], batch[weights])
         np.testing.assert_allclose(metrics[f"{name}_loss"], (loss, total), rtol=1e-6)
         np.testing.assert_allclose(metrics[f"{name}_accuracy"], (hits, total), rtol=1e-6)
 
@@ -55,7 +60,7 @@ def test_metrics_equal_a_plain_reference():
 def test_loss_is_the_original_s():
     outputs, batch = random_outputs_and_batch(1)
     mlm, _, mlm_weight = reference(
-        outputs["mlm_logits"], batch["masked_lm_ids"], batch["masked_lm_weights"]
+        mlm_logits(outputs), batch["masked_lm_ids"], batch["masked_lm_weights"]
     )
     nsp, _, nsp_weight = reference(
         outputs["nsp_logits"], batch["next_sentence_labels"], batch["next_sentence_weights"]
@@ -70,10 +75,12 @@ def test_micro_batches_add_up_to_the_batch():
     whole = pretraining_metrics(outputs, batch)
 
     def part(tree, rows):
-        return jax.tree.map(lambda array: array[rows], tree)
+        return {name: array[rows] for name, array in tree.items()}
 
     parts = [
-        pretraining_metrics(part(outputs, rows), part(batch, rows))
+        pretraining_metrics(
+            part(outputs, rows) | {"mlm_bias": outputs["mlm_bias"]}, part(batch, rows)
+        )
         for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
     ]
     np.testing.assert_allclose(
@@ -101,24 +108,36 @@ def test_a_batch_without_predictions_has_a_finite_loss_and_gradient():
 
     value, gradient = jax.value_and_grad(loss)(outputs)
     assert np.isfinite(value)
-    assert not gradient["mlm_logits"].any()
+    assert not gradient["mlm_scores"].any()
+    assert not gradient["mlm_bias"].any()
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e4, -1e4])
-def test_large_logits_neither_overflow_nor_lose_the_loss(shift):
+@pytest.mark.parametrize("name", ["mlm_scores", "mlm_bias"])
+def test_large_logits_neither_overflow_nor_lose_the_loss(name, shift):
     outputs, batch = random_outputs_and_batch(5)
     plain = pretraining_metrics(outputs, batch)["mlm_loss"][0]
-    outputs["mlm_logits"] = jnp.asarray(outputs["mlm_logits"] + np.float32(shift))
+    outputs[name] = jnp.asarray(outputs[name] + np.float32(shift))
     np.testing.assert_allclose(pretraining_metrics(outputs, batch)["mlm_loss"][0], plain, rtol=1e-3)
 
 
-def test_gradient_is_softmax_minus_label():
+@pytest.mark.parametrize("jit", [True, False])
+def test_gradient_is_softmax_minus_label(jit):
     outputs, batch = random_outputs_and_batch(6)
-    logits = jnp.asarray(outputs["mlm_logits"])
 
-    def total(logits):
-        return pretraining_metrics(dict(outputs, mlm_logits=logits), batch)["mlm_loss"][0]
+    def total(outputs):
+        metrics = pretraining_metrics(outputs, batch)
+        return metrics["mlm_loss"][0] + metrics["nsp_loss"][0]
 
-    one_hot = np.eye(V)[batch["masked_lm_ids"]]
-    expected = (jax.nn.softmax(logits) - one_hot) * batch["masked_lm_weights"][..., None]
-    np.testing.assert_allclose(jax.grad(total)(logits), expected, atol=1e-6)
+    def expected(logits, labels, weights):
+        one_hot = np.eye(logits.shape[-1])[labels]
+        return (jax.nn.softmax(logits) - one_hot) * weights[..., None]
+
+    gradient = (jax.jit if jit else lambda f: f)(jax.grad(total))(outputs)
+    mlm = expected(mlm_logits(outputs), batch["masked_lm_ids"], batch["masked_lm_weights"])
+    nsp = expected(
+        outputs["nsp_logits"], batch["next_sentence_labels"], batch["next_sentence_weights"]
+    )
+    np.testing.assert_allclose(gradient["mlm_scores"], mlm, atol=1e-6)
+    np.testing.assert_allclose(gradient["mlm_bias"], mlm.sum((0, 1)), atol=1e-6)
+    np.testing.assert_allclose(gradient["nsp_logits"], nsp, atol=1e-6)
