@@ -1,8 +1,10 @@
 """What a program is being traced for."""
 
+import functools
 from typing import Any
 
 import jax
+from flax.linen.spmd import logical_to_mesh_axes
 
 
 def _traced_for() -> Any:
@@ -22,3 +24,10 @@ def device_platform() -> str:
 def device_kind() -> str:
     """Of the devices that a program is being traced for, such as "TPU v5 lite"."""
     return _traced_for().device_kind
+
+
+def batch_parts() -> int:
+    """In how many parts a batch is spread over the devices of the mesh that is set, if one is."""
+    mesh, spec = jax.sharding.get_abstract_mesh(), logical_to_mesh_axes(("batch",))
+    axes = (spec[0] or ()) if spec else ()
+    return functools.reduce(lambda count, axis: count * mesh.shape.get(axis, 1), axes, 1)

@@ -12,7 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import BertConfig
-from bert_jax.models.devices import device_platform
+from bert_jax.models.devices import batch_parts, device_platform
 from bert_jax.models.dropout import Draw, hardware_bits, random_bits
 from bert_jax.models.products import gradient_specs, product, product_apart
 
@@ -231,9 +231,11 @@ def _projected_backward(
 def _kernel_gradient(
     spec: str, config: BertConfig, inputs: jax.Array, gradient: jax.Array
 ) -> jax.Array:
-    if device_platform() == "cpu" and inputs.size > gradient.size:
+    if device_platform() == "cpu" and batch_parts() == 1 and inputs.size > gradient.size:
         # XLA would transpose the inputs, the wider of the two. In float32, with a width that is a
-        # power of two, that takes several times as long as the product.
+        # power of two, that takes several times as long as the product. Not of a batch in parts,
+        # whose sum would get into the function: XLA on a CPU runs sums of different functions in an
+        # order that differs from process to process, and they would be taken for one another.
         multiplied = product_apart(spec, config.dtype, gradient, inputs)
         return multiplied.astype(config.gradient_dtype)
     return jnp.einsum(

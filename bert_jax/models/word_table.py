@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax.linen.spmd import logical_to_mesh_axes, with_logical_constraint
+from flax.linen.spmd import with_logical_constraint
 from jax import lax
 
 from bert_jax.config import BertConfig
-from bert_jax.models.devices import device_platform
+from bert_jax.models.devices import batch_parts, device_platform
 from bert_jax.models.layers import gathered
 from bert_jax.models.products import product, product_apart
 
@@ -39,13 +39,6 @@ def word_table(config: BertConfig, table: jax.Array) -> WordTable:
     return WordTable(rows, _parts(config.gradient_dtype, table))
 
 
-def _part_count() -> int:
-    """In how many parts a batch is spread over the devices of the mesh that is set, if one is."""
-    mesh, spec = jax.sharding.get_abstract_mesh(), logical_to_mesh_axes(("batch",))
-    axes = (spec[0] or ()) if spec else ()
-    return functools.reduce(lambda count, axis: count * mesh.shape.get(axis, 1), axes, 1)
-
-
 def _zeros(shape: tuple[int, ...]) -> jax.Array:
     return with_logical_constraint(jnp.zeros(shape), ("batch", "vocab", ""))
 
@@ -53,7 +46,7 @@ def _zeros(shape: tuple[int, ...]) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _parts(gradient_dtype: str, table: jax.Array) -> jax.Array:
     del gradient_dtype
-    return _zeros((_part_count(), *table.shape))
+    return _zeros((batch_parts(), *table.shape))
 
 
 def _parts_forward(gradient_dtype: str, table: jax.Array) -> tuple[jax.Array, None]:

@@ -79,12 +79,16 @@ def test_weights_gradients_are_multiplied_whatever_their_sizes(spec, ones, dtype
     assert_close(ours, np.einsum(spec, *rounded), 1e-5)
 
 
-@pytest.mark.parametrize(("platform", "kept_apart"), [("cpu", 1), ("tpu", 0)])
+@pytest.mark.parametrize(
+    ("platform", "parts", "kept_apart"), [("cpu", 1, 1), ("cpu", 2, 0), ("tpu", 1, 0)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_gradient_of_a_kernel_with_wide_inputs_is_a_product_apart_on_a_cpu(
-    monkeypatch, dtype, platform, kept_apart
+    monkeypatch, dtype, platform, parts, kept_apart
 ):
+    """But not of a batch in parts: their sum would be in the function, in no order with others."""
     monkeypatch.setattr(layers, "device_platform", lambda: platform)
+    monkeypatch.setattr(layers, "batch_parts", lambda: parts)
     config = BertConfig(vocab_size=96, dtype=dtype)
     wide, narrow, kernels = jnp.ones((2, 3, 8)), jnp.ones((2, 3, 4)), jnp.ones((2, 4, 8))
 
