@@ -1,6 +1,6 @@
 """What a program is being traced for."""
 
-import functools
+import math
 from typing import Any
 
 import jax
@@ -26,8 +26,8 @@ def device_kind() -> str:
     return _traced_for().device_kind
 
 
-def batch_parts() -> int:
+def part_count() -> int:
     """In how many parts a batch is spread over the devices of the mesh that is set, if one is."""
     mesh, spec = jax.sharding.get_abstract_mesh(), logical_to_mesh_axes(("batch",))
     axes = (spec[0] or ()) if spec else ()
-    return functools.reduce(lambda count, axis: count * mesh.shape.get(axis, 1), axes, 1)
+    return math.prod(mesh.shape.get(axis, 1) for axis in axes)

@@ -12,7 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.config import BertConfig
-from bert_jax.models.devices import batch_parts, device_platform
+from bert_jax.models.devices import device_platform, part_count
 from bert_jax.models.dropout import Draw, hardware_bits, random_bits
 from bert_jax.models.products import gradient_specs, product, product_apart
 
@@ -46,15 +46,15 @@ def _dot(rows: jax.Array, weights: jax.Array) -> jax.Array:
     return summed.reshape(*rows.shape[:-1], 1)
 
 
-def sum_of_rows(weights: jax.Array, rows: jax.Array) -> jax.Array:
+def sum_of_rows(rows: jax.Array, weights: jax.Array) -> jax.Array:
     """Rows [..., N], each times its weight [...], added up: [N]."""
     # XLA's reduction over rows takes a CPU up to five times as long as their product with weights:
     # of the vocabulary's size, as long as all of the head's products.
     return lax.platform_dependent(
-        weights.reshape(-1),
         rows.reshape(-1, rows.shape[-1]),
-        cpu=lambda weights, rows: weights @ rows,
-        default=lambda weights, rows: (weights[:, None] * rows).sum(axis=0),
+        weights.reshape(-1),
+        cpu=lambda rows, weights: weights @ rows,
+        default=lambda rows, weights: (rows * weights[:, None]).sum(axis=0),
     )
 
 
@@ -90,7 +90,7 @@ def _normalized_backward(
     removed = (_dot(gradient, scale) + unit * _dot(along, scale)) / width
     x_gradient = inverse * (gradient * scale - removed)
     ones = jnp.ones(x.shape[:-1])
-    return x_gradient.astype(x.dtype), sum_of_rows(ones, along), sum_of_rows(ones, gradient)
+    return x_gradient.astype(x.dtype), sum_of_rows(along, ones), sum_of_rows(gradient, ones)
 
 
 normalized = jax.custom_vjp(_normalized, nondiff_argnums=(0, 1))
@@ -231,11 +231,10 @@ def _projected_backward(
 def _kernel_gradient(
     spec: str, config: BertConfig, inputs: jax.Array, gradient: jax.Array
 ) -> jax.Array:
-    if device_platform() == "cpu" and batch_parts() == 1 and inputs.size > gradient.size:
+    if device_platform() == "cpu" and part_count() == 1 and inputs.size > gradient.size:
         # XLA would transpose the inputs, the wider of the two. In float32, with a width that is a
         # power of two, that takes several times as long as the product. Not of a batch in parts,
-        # whose sum would get into the function: XLA on a CPU runs sums of different functions in an
-        # order that differs from process to process, and they would be taken for one another.
+        # whose sum over devices would get into the function.
         multiplied = product_apart(spec, config.dtype, gradient, inputs)
         return multiplied.astype(config.gradient_dtype)
     return jnp.einsum(

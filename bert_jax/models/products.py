@@ -77,6 +77,9 @@ def product_apart(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> j
     over. Of a product among others XLA itself chooses what it transposes for that, or casts to
     float32. A function that it is told not to take apart is given what has been laid out; the right
     operand goes in as it is.
+
+    What is summed over must be whole on a device. Else the sum over devices is part of the
+    function, and processes end each other: sums in different functions have no common order.
     """
     operands, out = spec.split("->")
     batch, of_left, of_right, summed = _roles(spec)

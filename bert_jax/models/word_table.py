@@ -15,7 +15,7 @@ from flax.linen.spmd import with_logical_constraint
 from jax import lax
 
 from bert_jax.config import BertConfig
-from bert_jax.models.devices import batch_parts, device_platform
+from bert_jax.models.devices import device_platform, part_count
 from bert_jax.models.layers import gathered
 from bert_jax.models.products import product, product_apart
 
@@ -46,7 +46,7 @@ def _zeros(shape: tuple[int, ...]) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _parts(gradient_dtype: str, table: jax.Array) -> jax.Array:
     del gradient_dtype
-    return _zeros((batch_parts(), *table.shape))
+    return _zeros((part_count(), *table.shape))
 
 
 def _parts_forward(gradient_dtype: str, table: jax.Array) -> tuple[jax.Array, None]:
@@ -105,20 +105,25 @@ def _word_logits_backward(
     return WordTable(nothing, parts_RVD), hidden_gradient.astype(hidden_BPD.dtype)
 
 
-def _table_gradient(dtype: str, gradient_BPV: jax.Array, hidden_BPD: jax.Array, count: int):
+def _table_gradient(
+    dtype: str, gradient_BPV: jax.Array, hidden_BPD: jax.Array, count: int
+) -> jax.Array:
     """The gradient of the table from each of `count` parts of the batch, float32 [R, V, D]."""
-    arrays = gradient_BPV, hidden_BPD
-    rows = [array.reshape(count, -1, array.shape[-1]) for array in arrays]
+    gradient_RNV, hidden_RND = (
+        array.reshape(count, -1, array.shape[-1]) for array in (gradient_BPV, hidden_BPD)
+    )
     # Either the logits' gradient is transposed on a CPU, which has a number for each piece and
     # prediction, or the result, with D numbers for each piece: the result where it is smaller.
-    if device_platform() == "cpu" and rows[0].shape[1] >= 2 * hidden_BPD.shape[-1]:
-        return product_apart("RND,RNV->RVD", dtype, rows[1], rows[0])
+    if device_platform() == "cpu" and hidden_RND.shape[1] >= 2 * hidden_RND.shape[2]:
+        return product_apart("RND,RNV->RVD", dtype, hidden_RND, gradient_RNV)
     if dtype == "float32":
-        return product("RNV,RND->RVD", dtype, *rows)
+        return product("RNV,RND->RVD", dtype, gradient_RNV, hidden_RND)
     # The library for bfloat16 products does not take one that is summed over a single axis, rows
     # and predictions in one, and XLA by itself takes twice as long. In float32 that is faster.
-    parts = [array.reshape(count, -1, *array.shape[1:]) for array in arrays]
-    return product("RBPV,RBPD->RVD", dtype, *parts)
+    gradient_RBPV, hidden_RBPD = (
+        array.reshape(count, -1, *array.shape[1:]) for array in (gradient_BPV, hidden_BPD)
+    )
+    return product("RBPV,RBPD->RVD", dtype, gradient_RBPV, hidden_RBPD)
 
 
 word_logits = jax.custom_vjp(_word_logits, nondiff_argnums=(0,))

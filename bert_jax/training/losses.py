@@ -115,7 +115,7 @@ def _cross_entropy_backward(residuals: tuple[jax.Array, ...], gradients: tuple[j
     # (probabilities - 1 at the label) times `total`.
     _, pull = jax.vjp(lambda values: jnp.take_along_axis(values, labels, axis=-1), exponentials)
     scaled = exponentials + pull(-total)[0]
-    return scaled * scale, sum_of_rows(scale, scaled), None
+    return scaled * scale, sum_of_rows(scaled, scale), None
 
 
 biased_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

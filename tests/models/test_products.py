@@ -88,7 +88,7 @@ def test_the_gradient_of_a_kernel_with_wide_inputs_is_a_product_apart_on_a_cpu(
 ):
     """But not of a batch in parts: their sum would be in the function, in no order with others."""
     monkeypatch.setattr(layers, "device_platform", lambda: platform)
-    monkeypatch.setattr(layers, "batch_parts", lambda: parts)
+    monkeypatch.setattr(layers, "part_count", lambda: parts)
     config = BertConfig(vocab_size=96, dtype=dtype)
     wide, narrow, kernels = jnp.ones((2, 3, 8)), jnp.ones((2, 3, 4)), jnp.ones((2, 4, 8))
 
