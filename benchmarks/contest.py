@@ -45,13 +45,13 @@ class Contender:
         return ["-m", "benchmarks.worker", self.module, json.dumps(dict(self.settings))]
 
 
-def ours(
-    module: str, settings: Mapping[str, Any], dtypes: Sequence[str], platform: str
+def in_jax(
+    name: str, module: str, settings: Mapping[str, Any], dtypes: Sequence[str], platform: str
 ) -> list[Contender]:
-    """Ours in each dtype, with the allocator that `train` starts itself with."""
+    """A module of ours in each dtype, with the allocator that `train` starts itself with."""
     return [
         Contender(
-            f"ours, {dtype}",
+            f"{name}, {dtype}",
             module,
             {**settings, "dtype": dtype},
             allocator.SETTINGS | {"JAX_PLATFORMS": platform},

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contest import DTYPES, Contender, contest, ours
+from benchmarks.contest import DTYPES, Contender, contest, in_jax
 from benchmarks.tables import record
 from bert_jax import allocator
 
@@ -45,9 +45,8 @@ def run(quick: bool) -> Iterator[dict[str, Any]]:
                 )
                 for dtype in DTYPES
             ]
-            results = contest(
-                ours("benchmarks.inference_jax", settings, DTYPES, "cpu"), peers, 2 if quick else 5
-            )
+            own = in_jax("ours", "benchmarks.inference_jax", settings, DTYPES, "cpu")
+            results = contest(own, peers, 2 if quick else 5)
             yield {
                 "name": f"{size}, {count} of {kind} lengths",
                 "sequences": count,

@@ -2,7 +2,7 @@
 
 Dropout is on, lengths are real. The peers are `transformers` as it comes, its head on every
 position, and the same model with the head on the predicted positions alone, eager and compiled, in
-float32 and bfloat16 (autocast).
+float32 and bfloat16 (autocast). Last come products alone, of as many FLOPs: the bound of all.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.batches import write_batch
-from benchmarks.contest import DTYPES, Contender, contest, ours
+from benchmarks.contest import DTYPES, Contender, contest, in_jax
 from benchmarks.tables import record
 from bert_jax import allocator
 
@@ -58,10 +58,13 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
             file = Path(folder) / "batch.npz"
             tokens = write_batch(file, seq_len, batch_size)
             settings = {"size": size, "batch": str(file)}
-            own = ours(
-                "benchmarks.step_jax", settings, DTYPES if device == "cpu" else DTYPES[1:], device
-            )
-            results = contest(own, list(peers(settings, device, quick)), rounds)
+            dtypes = DTYPES if device == "cpu" else DTYPES[1:]
+            own = in_jax("ours", "benchmarks.step_jax", settings, dtypes, device)
+            others = [
+                *peers(settings, device, quick),
+                *in_jax("products alone", "benchmarks.products_jax", settings, dtypes, device),
+            ]
+            results = contest(own, others, rounds)
         yield {
             "name": f"{size} at {seq_len}, batch {batch_size}",
             "tokens": tokens,

@@ -10,9 +10,9 @@ import pytest
 import small_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.bench_smoke, pytest.mark.timeout(600)]
-# What of ours each suite's cases begin with, and how many peers follow.
+# What of ours each suite's cases begin with, and how many contenders follow.
 SUITES = {
-    "cpu": [(["ours, float32", "ours, bfloat16"], 2)],
+    "cpu": [(["ours, float32", "ours, bfloat16"], 4)],
     "inference": [(["ours, float32", "ours, bfloat16"], 2)],
     "input": [(["ours, one thread", "ours, tf.data"], 2), (["ours, prepare"], 1)],
     "startup": [

@@ -1,0 +1,30 @@
+"""A training step's FLOPs as products of large matrices and nothing else: what bounds any step.
+
+No program with these libraries takes less, and a peer that takes N times as long as this can be
+beaten N times at most.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.batches import phase_of, read_batch
+from bert_jax.config import model_size
+from bert_jax.training.flops import step_flops
+
+# Of the second matrix, and most rows of the first: large enough for a library's best rate.
+SIDE = 2048
+MOST_ROWS = 8192
+
+
+def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
+    """A function that multiplies for as many FLOPs as a step has, and waits for it."""
+    rows = step_flops(model_size(size), phase_of(read_batch(batch))) / (2 * SIDE**2)
+    parts = math.ceil(rows / MOST_ROWS)
+    first = jnp.ones((round(rows / parts), SIDE), dtype)
+    second = jnp.ones((SIDE, SIDE), dtype)
+    product = jax.jit(lambda a, b: jnp.matmul(a, b, preferred_element_type=jnp.float32))
+    return lambda: jax.block_until_ready([product(first, second) for _ in range(parts)])
