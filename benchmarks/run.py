@@ -33,11 +33,10 @@ LIBRARIES = ("jax", "flax", "torch", "transformers", "tokenizers", "numpy")
 def machine() -> dict[str, Any]:
     """What figures depend on: processor, cores, versions, commit."""
     cpuinfo = Path("/proc/cpuinfo")
-    models = [
-        line.partition(":")[2].strip()
-        for line in (cpuinfo.read_text().splitlines() if cpuinfo.exists() else ())
-        if line.startswith("model name")
-    ]
+    # Of the first core. A family and a model tell generations of one name apart.
+    first = (cpuinfo.read_text() if cpuinfo.exists() else "").partition("\n\n")[0]
+    fields = (line.partition(":") for line in first.splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in fields}
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True,
@@ -45,7 +44,8 @@ def machine() -> dict[str, Any]:
         cwd=Path(__file__).parent,
     )
     return {
-        "processor": models[0] if models else platform.processor(),
+        "processor": facts.get("model name", platform.processor()),
+        "family and model": [facts.get(name) for name in ("cpu family", "model")],
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
