@@ -48,13 +48,18 @@ class Contender:
 def in_jax(
     name: str, module: str, settings: Mapping[str, Any], dtypes: Sequence[str], platform: str
 ) -> list[Contender]:
-    """A module of ours in each dtype, with the allocator that `train` starts itself with."""
+    """A module of ours in each dtype, with the allocator that `train` starts itself with.
+
+    On a GPU it takes memory as it needs it: what JAX takes at its start, three quarters of a GPU,
+    the contenders beside it would lack.
+    """
+    own = {"JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     return [
         Contender(
             f"{name}, {dtype}",
             module,
             {**settings, "dtype": dtype},
-            allocator.SETTINGS | {"JAX_PLATFORMS": platform},
+            allocator.SETTINGS | own,
         )
         for dtype in dtypes
     ]
