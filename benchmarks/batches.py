@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.config import DataConfig, Phase
+from bert_jax.data.packing import PackedExamples
 from bert_jax.data.pairs import open_plan
 from bert_jax.data.pipeline import PairExamples
 from bert_jax.data.shards import build_shard
@@ -61,6 +62,17 @@ def write_batch(file: Path, seq_len: int, batch_size: int) -> int:
     batch = random_examples(seq_len, DataConfig()).batch(0, batch_size)
     np.savez(file, allow_pickle=False, **batch)
     return int(batch["attention_mask"].sum())
+
+
+def write_packed_batch(file: Path, seq_len: int, batch_size: int) -> int:
+    """Write the sequences of `write_batch`'s batch packed; the number of rows they take."""
+    data = DataConfig(packing=True)
+    phase = Phase(seq_len=seq_len, max_predictions=PREDICTIONS[seq_len])
+    examples = random_examples(seq_len, data)
+    packed = PackedExamples(examples, phase, data, pad_id=PIECES.pad_id, multiple=1)
+    batch = packed.batch(0, batch_size)
+    np.savez(file, allow_pickle=False, **batch)
+    return len(batch["input_ids"])
 
 
 def phase_of(batch: Mapping[str, np.ndarray]) -> Phase:

@@ -47,6 +47,7 @@ def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
     config.model.dtype = dtype
     # As the recipes of these sizes have it: a CPU runs a few layers faster unrolled.
     config.model.scan_layers = size in ("base", "large")
+    config.data.packing = "segment_ids" in arrays
     config.phases = (phase_of(arrays),)
     trainer = Trainer(config)
     placed = trainer.place(arrays)

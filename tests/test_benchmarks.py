@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 import small_run
 
+from benchmarks.contest import DTYPES
+
 pytestmark = [pytest.mark.slow, pytest.mark.bench_smoke, pytest.mark.timeout(600)]
 # What of ours each suite's cases begin with, and how many contenders follow.
 SUITES = {
-    "cpu": [(["ours, float32", "ours, bfloat16"], 4)],
+    "cpu": [
+        ([f"ours{packed}, {dtype}" for packed in ("", ", packed") for dtype in DTYPES], 4),
+    ],
     "inference": [(["ours, float32", "ours, bfloat16"], 2)],
     "input": [(["ours, one thread", "ours, tf.data"], 2), (["ours, prepare"], 1)],
     "startup": [

@@ -1,5 +1,7 @@
 """What a pretraining batch is made of, for those who need to know before there is one."""
 
+import math
+
 import numpy as np
 
 from bert_jax.config import DataConfig, Phase
@@ -39,11 +41,12 @@ def batch_shapes(phase: Phase, data: DataConfig) -> dict[str, tuple[tuple[int, .
 def row_predictions(phase: Phase, data: DataConfig) -> int:
     """Places for masked positions in a row.
 
-    A sequence of n pieces has min(max_predictions, max(1, round(mask_prob * n))), which is at most
-    mask_prob * n + 1. The sequences of a packed row have `seq_len` pieces together, so that they
-    have no more than mask_prob * seq_len + `SEQUENCES_A_ROW`.
+    A sequence of n >= 3 pieces has min(max_predictions, max(1, round(mask_prob * n))): at most 0.5
+    more than mask_prob * n by rounding, and 1 - 3 * mask_prob more where that is less than 1. The
+    sequences of a packed row have `seq_len` pieces together.
     """
     if not data.packing:
         return phase.max_predictions
-    bound = int(data.mask_prob * phase.seq_len) + SEQUENCES_A_ROW
+    added = max(0.5, 1 - 3 * data.mask_prob)
+    bound = math.ceil(data.mask_prob * phase.seq_len + SEQUENCES_A_ROW * added)
     return min(bound, SEQUENCES_A_ROW * phase.max_predictions, phase.seq_len)

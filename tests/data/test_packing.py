@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from small_run import packed_examples
 
@@ -147,9 +147,11 @@ def test_rows_are_a_multiple_and_few_numbers_of_them_occur(multiple, sequences, 
 
 @given(
     st.lists(st.integers(3, 512), min_size=1, max_size=SEQUENCES_A_ROW),
-    st.sampled_from([1e-3, 0.15, 0.4, 0.95]),
+    st.sampled_from([1e-3, 0.1, 0.15, 0.35, 0.4, 0.95]),
     st.integers(1, 80),
 )
+@example([3] * SEQUENCES_A_ROW, 0.15, 80)
+@example([10] * SEQUENCES_A_ROW, 0.35, 80)
 def test_no_row_has_more_predictions_than_places(lengths, mask_prob, max_predictions):
     """By the rule of the original's `create_masked_lm_predictions`, [CLS] and [SEP] not chosen."""
     seq_len = sum(lengths)
