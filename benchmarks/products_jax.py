@@ -1,7 +1,7 @@
 """A training step's FLOPs as products of large matrices and nothing else: what bounds any step.
 
-No program with these libraries takes less, and a peer that takes N times as long as this can be
-beaten N times at most.
+No program with these libraries that computes the padding takes less, and a peer that takes N times
+as long as this can be beaten N times at most, but for packed rows.
 """
 
 import math
