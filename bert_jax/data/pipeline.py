@@ -214,6 +214,8 @@ class PairExamples:
 
     def _copy_tokens(self, spans: Spans, ids: np.ndarray, to: np.ndarray) -> None:
         """Copy each span into the flattened `ids` from offset `to` on."""
+        if not len(to):  # the part of a packed batch that holds no sequence
+            return
         order = np.argsort(spans.shard, kind="stable")
         shard, length = spans.shard[order], spans.length[order]
         ends = np.cumsum(length)

@@ -99,6 +99,16 @@ def test_processes_build_their_own_rows(shards, multiple):
             np.testing.assert_array_equal(batch[name], array[rows], err_msg=name)
 
 
+def test_a_process_may_have_no_sequence(shards):
+    """Eight devices of two processes: what fits into four rows or fewer is all the first's."""
+    _, packed = packed_examples(shards, PHASE, multiple=8)
+    batches = ((step, packed.batch(step, 8)) for step in range(200))
+    step, whole = next((s, b) for s, b in batches if not b["segment_ids"][4:].any())
+    for name, array in packed.batch(step, 8, np.arange(4, 8)).items():
+        np.testing.assert_array_equal(array, whole[name][4:], err_msg=name)
+        assert array.dtype == whole[name].dtype
+
+
 def test_tf_data_gives_batches_of_several_shapes(shards):
     _, packed = packed_examples(shards, PHASE)
     shapes = set()
