@@ -278,6 +278,11 @@ class Config(RunConfig):
         """Check every value and what must hold across fields, as `RunConfig.validate`."""
         RunConfig.validate(self)
         _check_phases(self)
+        if self.data.next_sentence and self.model.type_vocab_size < 2:
+            raise UserError(
+                f"config.model.type_vocab_size={self.model.type_vocab_size}: pairs have two token "
+                "types; set --config.data.next_sentence=False or --config.model.type_vocab_size=2"
+            )
 
 
 def walk(node: Any, prefix: str = "") -> list[tuple[str, Any, dataclasses.Field]]:

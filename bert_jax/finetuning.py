@@ -94,6 +94,8 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
 
     # 1. The model to begin with, its vocabulary, and the devices.
     weights = load_weights(config.init_from)
+    if len(config.task.columns) > 1:
+        weights.check_pairs()
     tokenizer = _tokenizer(weights, config.task.max_length)
     # Unrolled: layers of rates of their own, and layers that are frozen, are arrays of their own.
     model = dataclasses.replace(adopted_model(config.model, weights), scan_layers=False)

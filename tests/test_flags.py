@@ -112,6 +112,7 @@ def test_a_broken_recipe_file_is_told_in_one_line(tmp_path, text):
         ("--config.optimizer.accumulate=3", "does not divide into"),
         ("--config.data.mask_prob=1.5", "fraction"),
         ("--config.phases[0].max_predictions=129", "more than its seq_len"),
+        ("--config.model.type_vocab_size=1", "pairs have two token types"),
     ],
 )
 def test_values_are_checked_across_fields(argument, told):

@@ -84,6 +84,18 @@ class Weights:
             )
         return self.tokenizer
 
+    def check_pairs(self) -> None:
+        """Check that it tells the second text of a pair from the first.
+
+        Raises:
+          UserError: it has one token type.
+        """
+        if self.config.type_vocab_size < 2:
+            raise UserError(
+                f"{self.source}: type_vocab_size is {self.config.type_vocab_size}, and pairs of "
+                "texts have two token types; give another model"
+            )
+
     @property
     def labels(self) -> int:
         """Number of labels of its classifier; 2 where it has none, as in transformers."""

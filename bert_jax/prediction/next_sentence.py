@@ -31,8 +31,9 @@ class NextSentence(Predictor):
         """Reads the model, as `FillMask` does; longer pairs are cut.
 
         Raises:
-          UserError: the model has no next-sentence head or no vocabulary.
+          UserError: the model has no next-sentence head, no vocabulary or one token type.
         """
+        weights.check_pairs()
         model = BertForPreTraining(unrolled(weights.config))
         self._tokenizer = weights.needed_tokenizer()
         self._params = needed_params(weights, model, None)

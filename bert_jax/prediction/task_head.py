@@ -53,8 +53,10 @@ class TaskHead(Predictor):
           top: candidates to tell of an answer.
 
         Raises:
-          UserError: the model has no vocabulary.
+          UserError: the model has no vocabulary, or one token type for a task of pairs.
         """
+        if len(task.columns) > 1:
+            weights.check_pairs()
         self._task = task
         self._top = top
         self.columns = task.columns

@@ -38,3 +38,9 @@ def test_a_model_without_the_head_is_told(tmp_path):
     source = save_peer(peer("BertForMaskedLM"), tmp_path / "model")
     with pytest.raises(UserError, match="has no pooler and no next-sentence head"):
         NextSentence(load_weights(source), 2, 40)
+
+
+def test_a_model_of_one_token_type_is_told(tmp_path):
+    source = save_peer(peer("BertForPreTraining", type_vocab_size=1), tmp_path / "model")
+    with pytest.raises(UserError, match="type_vocab_size is 1"):
+        NextSentence(load_weights(source), 2, 40)

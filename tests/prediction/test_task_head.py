@@ -10,6 +10,7 @@ import torch
 import transformers
 from peer_models import peer, save_peer
 
+from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
 from bert_jax.prediction.task_head import TaskHead
 from bert_jax.tasks.multiple_choice import MultipleChoice
@@ -116,6 +117,14 @@ def test_answers_are_those_of_transformers(tmp_path):
         rows = predictor.rows(prediction)
         assert len(rows) == len(prediction["n_best"]) == 3
         assert rows[0] == (context[start:end], f"{prediction['probability']:.4f}", question)
+
+
+def test_a_question_wants_two_token_types_and_a_text_one(tmp_path):
+    with pytest.raises(UserError, match="type_vocab_size is 1"):
+        made(tmp_path / "pairs", "BertForQuestionAnswering", type_vocab_size=1)
+    _, predictor = made(tmp_path / "texts", "BertForSequenceClassification", type_vocab_size=1)
+    [prediction] = asked(predictor, [("river",)])
+    assert sum(prediction["probabilities"].values()) == pytest.approx(1)
 
 
 def test_questions_of_a_squad_file_are_answered_over_windows(tmp_path):
