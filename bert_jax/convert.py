@@ -4,8 +4,8 @@ Every tensor keeps its bytes, but for what --dtype and --max_position_embeddings
 missing, left over or dropped is listed.
 """
 
-import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
@@ -97,21 +97,24 @@ def convert(weights: Weights, destination: Path, form: str, dtype: str = "float3
       UserError: it holds something, or cannot be written; the form cannot hold the model.
     """
     _check_destination(destination)
-    partial = destination.with_name(destination.name + ".partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        weights = _FORMS[form](weights, partial, dtype)
-        partial.replace(destination)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        prefix = f".{destination.name}."
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=destination.parent) as folder:
+            written = Path(folder, destination.name)
+            written.mkdir()
+            weights = _FORMS[form](weights, written, dtype)
+            written.replace(destination)
     except OSError as error:
         raise UserError(f"{error.filename or destination}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return weights
 
 
 def _check_destination(destination: Path) -> None:
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+    if not destination.exists():
+        return
+    # The directory where one stands would be another after it was replaced.
+    if not destination.is_dir() or any(destination.iterdir()) or destination.samefile(Path.cwd()):
         raise UserError(f"{destination}: exists already; give a new directory")
 
 

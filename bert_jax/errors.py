@@ -26,11 +26,17 @@ class TrainingFailure(SharedFailure):
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Run an entry point; print a `UserError` as one line and exit with its code."""
+    """Run an entry point; print a `UserError` as one line and exit with its code.
+
+    So is what the system does not allow, wherever it says so.
+    """
     try:
         main()
     except UserError as error:
         exit_with(error, error.exit_code)
+    except PermissionError as error:
+        where = error.filename or "the system"
+        exit_with(f"{where}: {error.strerror}; see whose it is and who may use it")
 
 
 def exit_with(error: object, code: int = USAGE_EXIT_CODE) -> NoReturn:

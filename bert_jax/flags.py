@@ -4,6 +4,7 @@ import argparse
 import copy
 import difflib
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -181,7 +182,7 @@ def _folder(schema: type[RunConfig]) -> Path:
 
 def _recipe_path(name: str, schema: type[RunConfig]) -> Path:
     if "/" in name or name.endswith(".py"):
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if not path.is_file():
             raise UserError(f"--config={name}: no such file")
         return path

@@ -11,6 +11,10 @@ import torch
 from peer_models import peer, save_peer
 from safetensors.torch import load_file, save_file
 
+from bert_jax.convert import convert
+from bert_jax.errors import UserError
+from bert_jax.interop import load_weights
+
 ROOT = Path(__file__).parent.parent
 # To Python, a module whose entry is None is not installed.
 _WITHOUT = """
@@ -71,6 +75,8 @@ def test_the_summary_says_what_became_of_every_name(source, tmp_path):
         "  missing: cls.seq_relationship.bias",
         "  left over: extra",
         "  dropped: bert.embeddings.position_ids (a buffer, not a weight)",
+        "  note: its pooler is there for AutoModel, and BertForMaskedLM, which has none, will call "
+        "it unexpected; --architecture=BertForMaskedLM leaves it out",
         f"wrote {tmp_path / 'out'}",
     ]
     written = load_file(tmp_path / "out" / "model.safetensors")
@@ -88,6 +94,7 @@ def test_mistakes_are_told_in_one_line(source, tmp_path):
         ((source, tmp_path / "x", "--to=hf", "--max_position_embeddings=0"), "at least 1"),
         ((full, tmp_path / "x", "--to=hf"), "has no config.json"),
         (("nobody/none", tmp_path / "x", "--to=hf"), "could not be fetched"),
+        (("~nobody/none", tmp_path / "x", "--to=hf"), "~nobody/none: no such directory"),
     ]:
         result = run_convert(*arguments)
         assert result.returncode == 2, result.stderr
@@ -96,6 +103,21 @@ def test_mistakes_are_told_in_one_line(source, tmp_path):
         assert len(result.stderr.splitlines()) == 1
     assert [path.name for path in full.iterdir()] == ["mine.txt"]
     assert not (tmp_path / "x").exists()
+
+
+def test_what_stands_beside_the_destination_stays(source, tmp_path, monkeypatch):
+    beside, empty = tmp_path / "out" / "x.partial", tmp_path / "out" / "empty"
+    for folder in (beside, empty):
+        folder.mkdir(parents=True)
+    (beside / "mine.txt").write_text("mine")
+    for name in ("x", "empty"):
+        convert(load_weights(source), tmp_path / "out" / name, "hf")
+    assert sorted(path.name for path in beside.parent.iterdir()) == ["empty", "x", "x.partial"]
+    assert [path.name for path in beside.iterdir()] == ["mine.txt"]
+    monkeypatch.chdir(tmp_path / "out" / "x.partial")
+    (beside / "mine.txt").unlink()
+    with pytest.raises(UserError, match="exists already"):
+        convert(load_weights(source), Path(), "hf")
 
 
 def test_a_name_of_the_hub_is_taken_from_its_cache(source, tmp_path, monkeypatch):

@@ -364,6 +364,16 @@ def test_mistakes_are_one_line_and_an_exit_code(words, told, monkeypatch, capsys
     assert len(err.splitlines()) == 1
 
 
+def test_what_is_not_allowed_is_one_line(capsys):
+    def main() -> None:
+        raise PermissionError(13, "Permission denied", "run/checkpoints")
+
+    with pytest.raises(SystemExit) as end:
+        run_main(main)
+    assert end.value.code == 2
+    assert "error: run/checkpoints: Permission denied" in capsys.readouterr().err
+
+
 def test_what_is_no_text_is_told(models, said, tmp_path):
     (tmp_path / "latin").write_bytes("a [MASK]\ncaf\xe9".encode("latin-1"))
     with pytest.raises(UserError, match="latin: not UTF-8"):

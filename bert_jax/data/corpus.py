@@ -16,6 +16,7 @@ about 1 MiB: cheap, in bounded memory, the same units whatever the number of wor
 import codecs
 import glob
 import gzip
+import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -122,7 +123,7 @@ def matching_files(pattern: str) -> list[Path]:
     Raises:
       UserError: there is none, or the path is a directory.
     """
-    path = Path(pattern).expanduser()
+    path = Path(os.path.expanduser(pattern))
     if path.is_dir():
         raise UserError(f"{pattern} is a directory: name its files, such as '{path}/*.txt'")
     if path.exists():

@@ -119,7 +119,7 @@ def _prepared(name: str, data_dir: str) -> Any:
     """The builder of a data set that is on disk, fetched if it was not."""
     import tensorflow_datasets as tfds
 
-    directory = Path(name).expanduser()
+    directory = Path(os.path.expanduser(name))
     if (directory / "dataset_info.json").is_file():
         return tfds.builder_from_directory(directory)
     where = os.path.expanduser(data_dir) if data_dir else None

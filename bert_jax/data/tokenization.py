@@ -167,10 +167,14 @@ class Tokenizer:
         document["model"]["vocab"] |= dict(zip(pieces, ids, strict=True))
         return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(document)), self._names)
 
-    def save(self, directory: str | Path) -> None:
+    def save(self, directory: str | Path, max_length: int | None = None) -> None:
         """Write what `transformers.AutoTokenizer.from_pretrained(directory)` reads.
 
         That is tokenizer.json and tokenizer_config.json, and vocab.txt for WordPiece.
+
+        Args:
+          directory: made where it is missing.
+          max_length: pieces that the model takes, to which transformers then cuts.
         """
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
@@ -179,6 +183,8 @@ class Tokenizer:
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **self._names,
         }
+        if max_length is not None:
+            config["model_max_length"] = max_length
         normalizer = self._document["normalizer"] or {}
         if self._document["model"]["type"] == "WordPiece":
             # At its end, tokens beside the vocabulary stand in tokenizer.json alone; elsewhere they

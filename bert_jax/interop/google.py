@@ -114,6 +114,11 @@ def write_google(weights: Weights, directory: Path, dtype: str) -> Weights:
             f"Google's code has {_LAYER_NORM_EPS:g} for the epsilon of LayerNorm, and this model "
             f"{config.layer_norm_eps:g}"
         )
+    if weights.head_fields:
+        notes.append(
+            f"Google's files have no place for {', '.join(weights.head_fields)}: labels lose their "
+            "names there"
+        )
     write_json(directory / CONFIG, fields)
     if weights.tokenizer:
         _write_vocab(weights.tokenizer, directory / VOCAB)

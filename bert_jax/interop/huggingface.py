@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError, first_line
 from bert_jax.interop.model_card import model_card
-from bert_jax.interop.names import CLASSIFIER, Row, Stored
+from bert_jax.interop.names import CLASSIFIER, PARTS, POOLER, Row, Stored
 from bert_jax.interop.safetensors_files import read_safetensors, write_safetensors
 from bert_jax.interop.weights import (
     DTYPES,
@@ -78,13 +79,16 @@ def write_huggingface(weights: Weights, directory: Path, dtype: str) -> Weights:
       dtype: a key of `DTYPES`, of all tensors.
 
     Returns:
-      `weights`: the form can say all of it.
+      `weights`, with a note of a pooler that the class of the architecture does not have.
     """
     fields = bert_config_to_json(weights.config, weights.architecture)
-    if weights.labels > 2 and "id2label" not in weights.head_fields:
+    choice = weights.architecture == "BertForMultipleChoice"  # one output, and no labels
+    if weights.labels != 2 and not choice and "id2label" not in weights.head_fields:
         names = [f"LABEL_{index}" for index in range(weights.labels)]
         fields["id2label"] = {str(index): name for index, name in enumerate(names)}
         fields["label2id"] = {name: index for index, name in enumerate(names)}
+    if weights.tokenizer:  # it knows; the config of a run says 0 whatever the vocabulary
+        fields["pad_token_id"] = weights.tokenizer.pad_id
     write_json(directory / CONFIG, fields | dict(weights.head_fields) | {"dtype": dtype})
     tensors = stored_tensors(weights, huggingface_name, DTYPES[dtype])
     if weights.architecture == "BertModel":
@@ -93,8 +97,14 @@ def write_huggingface(weights: Weights, directory: Path, dtype: str) -> Weights:
     if weights.own:
         write_safetensors(directory / OWN_HEAD, weights.own)
     if weights.tokenizer:
-        weights.tokenizer.save(directory)
+        weights.tokenizer.save(directory, weights.config.max_position_embeddings)
     (directory / "README.md").write_text(model_card(weights), encoding="utf-8")
+    if weights.next_sentence and POOLER not in PARTS[weights.architecture]:
+        note = (
+            f"its pooler is there for AutoModel, and {weights.architecture}, which has none, will "
+            f"call it unexpected; --architecture={weights.architecture} leaves it out"
+        )
+        return replace(weights, notes=(*weights.notes, note))
     return weights
 
 

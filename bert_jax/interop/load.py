@@ -1,5 +1,6 @@
 """Any source of weights to `Weights`, and changes of its size and of its heads."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +28,7 @@ def load_weights(source: str | Path) -> Weights:
     Raises:
       UserError: none of these, or one that is damaged or contradicts itself.
     """
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     if path.is_dir():
         weights = _reader(path)(path)
     elif path.with_name(path.name.removesuffix(".index") + ".index").is_file():

@@ -133,6 +133,10 @@ def test_what_the_format_cannot_say_is_told(tmp_path):
     weights = huggingface(tmp_path / "peer", hidden_act="gelu", layer_norm_eps=1e-5)
     notes = convert(weights, tmp_path / "google", "google").notes
     assert ["erf" in notes[0], "1e-05" in notes[1]] == [True, True]
+    labels = {"id2label": {0: "bad", 1: "good"}, "label2id": {"bad": 0, "good": 1}}
+    weights = huggingface(tmp_path / "named", "BertForSequenceClassification", **labels)
+    [note] = convert(weights, tmp_path / "nameless", "google").notes
+    assert "id2label" in note
 
 
 def test_left_over_variables_are_listed(checkpoint, tmp_path):

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,16 @@ def test_the_tokenizer_gives_the_same_ids(pretraining, tmp_path):
     pairs = list(zip(texts, texts[::-1], strict=True))
     assert ours(texts)["input_ids"] == theirs(texts)["input_ids"]
     assert dict(ours(pairs)) == dict(theirs(pairs))
+    # The model's 40 positions.
+    assert len(ours("a " * 100, truncation=True)["input_ids"]) == 40
+
+
+def test_padding_is_what_the_vocabulary_says(pretraining, tmp_path):
+    pieces = [*PIECES[1:8], "[PAD]", *PIECES[8:]]
+    (pretraining / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    convert(load_weights(pretraining), tmp_path / "ours", "hf")
+    model = transformers.AutoModel.from_pretrained(tmp_path / "ours")
+    assert model.get_input_embeddings().padding_idx == 7
 
 
 def test_a_tokenizer_is_read_in_each_of_its_forms(pretraining, tmp_path):
@@ -219,6 +230,32 @@ def test_labels_are_kept(tmp_path):
     convert(load_weights(save_peer(model, tmp_path / "theirs")), tmp_path / "ours", "hf")
     loaded = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "ours")
     assert loaded.config.id2label == names
+
+
+def test_a_model_of_one_label_needs_no_names(tmp_path):
+    source = save_peer(peer("BertForSequenceClassification", num_labels=1), tmp_path / "theirs")
+    config = json.loads((source / "config.json").read_text())
+    assert config.pop("id2label")
+    weights = replace(load_weights(source), head_fields={})  # as from a checkpoint of Google's
+    convert(weights, tmp_path / "ours", "hf")
+    _, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(report.values())
+
+
+def test_a_pooler_that_the_class_has_not_is_told(pretraining, tmp_path):
+    tensors = load_file(pretraining / "model.safetensors")
+    tensors = {name: tensor for name, tensor in tensors.items() if "relationship" not in name}
+    weights = load_weights(rewrite(pretraining, tensors, architectures=["BertForMaskedLM"]))
+    [note] = convert(weights, tmp_path / "kept", "hf").notes
+    assert "pooler" in note
+    auto = transformers.AutoModelForMaskedLM
+    for folder, expected in (("kept", 2), ("without", 0)):
+        if folder == "without":
+            assert not convert(reduced(weights, "BertForMaskedLM"), tmp_path / folder, "hf").notes
+        _, report = auto.from_pretrained(tmp_path / folder, output_loading_info=True)
+        assert len(report["unexpected_keys"]) == expected
 
 
 def shard(directory: Path) -> Path:
