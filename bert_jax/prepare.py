@@ -76,13 +76,15 @@ def prepare(
     """
     Config(corpus=corpus, model=BertConfig(vocab_size=vocab_size)).validate()
     output = Path(output)
-    root = output.with_name(output.name + ".partial")
+    root = Path(f"{output}.partial")
     settings = asdict(corpus) | {"vocab_size": vocab_size}
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        manifest = _already_there(output, settings, progress)
+        manifest = _already_there(output, settings, corpus, progress)
         shutil.rmtree(root, ignore_errors=True)  # a run may have ended just before it did this
         return manifest
+    _check_replaceable(output)
     source = open_source(corpus)
+    given = _given_vocabulary(corpus) if corpus.vocab else None
     seconds = {} if seconds is None else seconds
     space = Workspace(root, workers or len(os.sched_getaffinity(0)), progress, seconds)
     with _explained(root), _locked(root), worker_pool(space.workers) as pool:
@@ -90,9 +92,9 @@ def prepare(
         with space.timed("reading"):
             inventory = read_corpus(space, source, corpus.heldout_fraction, pool)
             sides = choose_sides(inventory.hashes, inventory.heldout, corpus.heldout_fraction)
-        _keep_if_same_inputs(space, inventory.inputs)
+        _keep_if_same_inputs(space, [inventory.inputs, given.digest if given else None])
         with space.timed("vocabulary"):
-            tokenizer = _vocabulary(space, corpus, vocab_size, inventory, sides)
+            tokenizer = _vocabulary(space, corpus, vocab_size, inventory, sides, given)
         with space.timed("encoding"):
             splits, counts = encode_corpus(space, inventory, sides, tokenizer, pool)
         train, heldout = (splits[split].documents for split in shards.SPLITS)
@@ -117,17 +119,29 @@ def prepare(
 def default_directory(corpus: CorpusConfig, vocab_size: int) -> Path:
     """Where `train` keeps the shards of a corpus by itself: in the user's cache folder.
 
-    The name holds a hash of the settings, and of the full path where the source is one.
+    The name holds a hash of the settings, and of the full paths of the source and other files.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     kind, _, where = corpus.source.partition(":")
     place = os.path.abspath(where) if kind in ("text", "jsonl") else where
-    settings = [shards.VERSION, asdict(corpus), vocab_size, place]
+    files = [os.path.abspath(path) for path in (corpus.vocab, corpus.new_tokens) if path]
+    settings = [shards.VERSION, asdict(corpus), vocab_size, place, *files]
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=6).hexdigest()
     return cache / "bert_jax" / f"{kind}-{digest}"
 
 
-def _already_there(output: Path, settings: dict[str, Any], progress: bool) -> Manifest:
+def _check_replaceable(output: Path) -> None:
+    """Check that a finished directory can take the place of `output`."""
+    if output.is_symlink() or output.is_mount() or output.resolve() == Path.cwd():
+        raise UserError(
+            f"{output}: is a link, a mount point or the directory you are in; give the name of a "
+            "directory to make, such as one inside it"
+        )
+
+
+def _already_there(
+    output: Path, settings: dict[str, Any], corpus: CorpusConfig, progress: bool
+) -> Manifest:
     """The manifest of finished shards, if these settings made them."""
     if not (output / shards.MANIFEST).is_file():
         raise UserError(f"{output}: exists and holds no token shards; give another --output")
@@ -138,6 +152,13 @@ def _already_there(output: Path, settings: dict[str, Any], progress: bool) -> Ma
                 f"{output}: prepared with {name}={manifest.corpus.get(name)!r}, not {value!r}; "
                 "give another --output, or delete it to prepare it again"
             )
+    # Shards outlive the file of their vocabulary; where it is there, it may be another by now.
+    there = bool(corpus.vocab) and Path(corpus.vocab).exists()
+    if there and _given_vocabulary(corpus).digest != manifest.tokenizer_digest:
+        raise UserError(
+            f"{output}: prepared with another vocabulary than {corpus.vocab} holds now; give "
+            "another --output, or delete it to prepare it again"
+        )
     if progress:
         print(f"{output} is prepared already with these settings; delete it to prepare it again")
     return manifest
@@ -189,12 +210,16 @@ def _keep_if_same_settings(space: Workspace, settings: dict[str, Any]) -> None:
     space.done.mkdir(exist_ok=True)
 
 
-def _keep_if_same_inputs(space: Workspace, inputs: str) -> None:
-    """Clear the vocabulary and the shards that an earlier run made of another text."""
+def _keep_if_same_inputs(space: Workspace, inputs: list[str | None]) -> None:
+    """Clear the vocabulary and the shards that an earlier run made of another text or vocabulary.
+
+    Args:
+      inputs: digests of the text and of the vocabulary that is given.
+    """
     path = space.root / "inputs.json"
     if read_json(path) != inputs:
         if path.exists():
-            space.tell("the source has changed: making vocabulary and shards again")
+            space.tell("the source or its vocabulary has changed: making the shards again")
         _clear(space.done)
         for group in space.root.glob("group-*.json"):
             group.unlink()
@@ -206,23 +231,29 @@ def _clear(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
+def _given_vocabulary(corpus: CorpusConfig) -> Tokenizer:
+    """What `corpus.vocab` names, with its new tokens."""
+    tokenizer = load_tokenizer(corpus.vocab, lowercase=None if corpus.lowercase else False)
+    return tokenizer.extended(new_pieces(corpus.new_tokens)) if corpus.new_tokens else tokenizer
+
+
 def _vocabulary(
     space: Workspace,
     corpus: CorpusConfig,
     vocab_size: int,
     inventory: Inventory,
     sides: np.ndarray,
+    given: Tokenizer | None,
 ) -> Tokenizer:
-    """Load the given vocabulary or train one, and save it in the output."""
+    """Take the given vocabulary or train one, and save it in the output."""
     if not space.tokenizer.is_dir():
-        if corpus.vocab:
-            tokenizer = load_tokenizer(corpus.vocab)
-        else:
+        tokenizer = given
+        if tokenizer is None:
             space.tell(f"training a vocabulary of {vocab_size:,} pieces")
             sentences = training_sentences(space, inventory, sides)
             tokenizer = train_tokenizer(corpus.tokenizer, sentences, vocab_size, corpus.lowercase)
-        if corpus.new_tokens:
-            tokenizer = tokenizer.extended(new_pieces(corpus.new_tokens))
+            if corpus.new_tokens:
+                tokenizer = tokenizer.extended(new_pieces(corpus.new_tokens))
         temporary = space.root / "tokenizer.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         tokenizer.save(temporary)

@@ -186,6 +186,25 @@ def test_a_vocabulary_of_ones_own(tmp_path: Path) -> None:
     vocab.write_text("\n".join(piece for piece in pieces if piece != "[MASK]") + "\n")
     with pytest.raises(UserError, match="MASK"):
         prepare(corpus, 30522, tmp_path / "other", workers=1, progress=False)
+    assert not (tmp_path / "other.partial").exists()  # told before the text is read
+    vocab.write_text("\n".join([*pieces, "more"]) + "\n")
+    with pytest.raises(UserError, match="prepared with another vocabulary"):
+        prepare(corpus, 30522, tmp_path / "out", workers=1, progress=False)
+    vocab.unlink()
+    assert prepare(corpus, 30522, tmp_path / "out", workers=1, progress=False) == manifest
+
+
+def test_what_cannot_be_replaced_is_told_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(40))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    monkeypatch.chdir(tmp_path / "empty")
+    for output in (Path(), tmp_path / "empty", tmp_path / "link"):
+        with pytest.raises(UserError, match="the directory you are in"):
+            prepare(corpus, VOCAB_SIZE, output, workers=1, progress=False)
+    assert not list((tmp_path / "empty").iterdir())
 
 
 def test_a_name_for_every_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,6 +221,10 @@ def test_a_name_for_every_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         default_directory(CorpusConfig(), 100),
     ]
     assert len({here, *others}) == 5
+    vocab = CorpusConfig(source=f"text:{tmp_path}/*.txt", vocab="vocab.txt")
+    first = default_directory(vocab, 100)
+    monkeypatch.chdir("/")
+    assert default_directory(vocab, 100) != first
 
 
 # What follows runs the command in a process of its own, on units of 8 KiB and shards of 64 KiB.

@@ -169,7 +169,7 @@ def test_a_changed_source_starts_over(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.txt", make_documents(400))
     kill_midway(corpus, tmp_path / "out")
     write_lines(tmp_path / "corpus.txt", make_documents(400)[:-5] + make_documents(9, seed=1))
-    assert_starts_over(corpus, tmp_path / "out", "the source has changed")
+    assert_starts_over(corpus, tmp_path / "out", "the source or its vocabulary has changed")
 
 
 def test_other_settings_start_over(tmp_path: Path) -> None:

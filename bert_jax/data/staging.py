@@ -33,7 +33,7 @@ def stage(source: Path, directory: Path) -> Staged:
     """Copy a directory of token shards; what is there already and whole is not copied again.
 
     Every file of a shard is checked against its checksum in the manifest, which is written last: a
-    directory that has one is complete.
+    directory that has one is complete. Other files are compared with the source's.
 
     Args:
       source: what `prepare` wrote.
@@ -53,9 +53,9 @@ def stage(source: Path, directory: Path) -> Staged:
             (directory / MANIFEST).unlink(missing_ok=True)
         with ThreadPoolExecutor(_READERS) as readers:
             sizes = list(readers.map(lambda item: _copy(source, directory, *item), files))
-        for folder in _FOLDERS:
-            if (source / folder).is_dir():
-                shutil.copytree(source / folder, directory / folder, dirs_exist_ok=True)
+            paths = (path for folder in _FOLDERS for path in (source / folder).glob("*"))
+            beside = [path for path in paths if path.is_file()]
+            list(readers.map(lambda path: _copy_beside(path, source, directory), beside))
         replace_file(directory / MANIFEST, content)
     except OSError as error:
         where = error.filename or directory
@@ -65,6 +65,12 @@ def stage(source: Path, directory: Path) -> Staged:
 
 def _holds(path: Path, content: bytes) -> bool:
     return path.is_file() and path.read_bytes() == content
+
+
+def _copy_beside(path: Path, source: Path, directory: Path) -> None:
+    name = path.relative_to(source)
+    (directory / name.parent).mkdir(exist_ok=True)
+    _copy(source, directory, str(name), checksum(path))
 
 
 def _copy(source: Path, directory: Path, name: str, expected: str) -> int:

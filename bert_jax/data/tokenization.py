@@ -9,6 +9,7 @@ word, beyond which a word is [UNK].
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -216,7 +217,8 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
     Args:
       path: file or directory; a file that is not .json or .model is taken for a vocab.txt.
       lowercase: for a vocab.txt only, whether text is put in lower case. A tokenizer_config.json
-        beside it goes before; None means that a vocabulary with an upper-case letter is cased.
+        beside it goes before; None means that a vocabulary with an upper-case letter is cased. One
+        without, but with accents or Hangul syllables, has both kept in the text.
 
     Raises:
       UserError: there is no such file, it is malformed, or it lacks a special piece.
@@ -235,7 +237,12 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
         names = special_names(pieces, path, config)
         cased = any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
         lowercase = not cased if lowercase is None else lowercase
-        rules = {"do_lower_case": lowercase, "tokenize_chinese_chars": True, "strip_accents": None}
+        accented = any(piece != _without_accents(piece) for piece in pieces)
+        rules = {
+            "do_lower_case": lowercase,
+            "tokenize_chinese_chars": True,
+            "strip_accents": False if accented and lowercase else None,
+        }
         rules = {key: config.get(key, default) for key, default in rules.items()}
         if not all(
             isinstance(value, bool) or (value is None and key == "strip_accents")
@@ -297,6 +304,12 @@ def train_tokenizer(
     backend = sentencepiece_backend(model, "the trained model")
     backend.normalizer = normalizer
     return Tokenizer(backend, names)
+
+
+def _without_accents(piece: str) -> str:
+    """As `strip_accents` leaves it: Hangul syllables are taken apart too."""
+    letters = unicodedata.normalize("NFD", piece)
+    return "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")
 
 
 def _ids(encodings: list[tokenizers.Encoding]) -> np.ndarray:

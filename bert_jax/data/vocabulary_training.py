@@ -85,6 +85,8 @@ def _letters(backend: tokenizers.Tokenizer, text: list[str], limit: int) -> list
         for letter in backend.normalizer.normalize_str(character).strip():
             counts[letter] += count
     ranked = sorted(counts, key=lambda letter: (-counts[letter], letter))
+    if not ranked:
+        raise UserError("there is no text to train a vocabulary on: all of it is cleaned away")
     covered = list(itertools.accumulate(counts[letter] for letter in ranked))
     enough = bisect.bisect_left(covered, COVERAGE * covered[-1]) + 1
     return sorted(ranked[: min(enough, limit)])

@@ -24,7 +24,11 @@ def test_the_copy_is_the_original_and_is_made_once(shards, tmp_path):
     assert contents(staged) == contents(shards)
     for split in SPLITS:
         assert open_shards(staged, split)
+    times = {path: path.stat().st_mtime_ns for path in staged.rglob("*") if path.is_file()}
     assert stage(shards, staged) == (first.files, 0, 0)
+    again = {path: path.stat().st_mtime_ns for path in times}
+    manifest = staged / "manifest.json"  # written last, each time
+    assert again | {manifest: 0} == times | {manifest: 0}
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])

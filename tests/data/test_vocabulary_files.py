@@ -75,6 +75,14 @@ def test_case_of_a_bare_vocab(tmp_path):
         encodes_capitals()
 
 
+def test_accents_of_a_bare_vocab_stay_where_pieces_have_them(tmp_path):
+    path = tmp_path / "vocab.txt"
+    for pieces, text in (("한국\n##어\n", "THE 한국어"), ("über\n", "THE Über")):
+        path.write_text(GOOD + pieces)
+        tokenizer = load_tokenizer(path)
+        assert tokenizer.unk_id not in tokenizer.encode_batch([text])[0]
+
+
 def test_special_pieces_of_another_name(tmp_path):
     (tmp_path / "vocab.txt").write_text("<pad>\n<unk>\n<s>\n</s>\n<blank>\na\n<\n>\nblank\n")
     with pytest.raises(UserError, match=r"no \[MASK\]"):

@@ -73,6 +73,11 @@ def test_a_tiny_vocabulary_is_an_error():
         train_tokenizer("wordpiece", iter(["text"]), 8, lowercase=True)
 
 
+def test_text_that_is_cleaned_away_is_an_error():
+    with pytest.raises(UserError, match="cleaned away"):
+        train_tokenizer("wordpiece", iter(["\u200b", "\u200d"]), 100, lowercase=True)
+
+
 def test_case_and_accents():
     lines = ["Éclair ÉCLAIR éclair Straße"] * 5
     uncased = train_tokenizer("wordpiece", iter(lines), 200, lowercase=True)
