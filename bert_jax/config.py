@@ -325,13 +325,12 @@ def model_size(name: str) -> BertConfig:
 _FRACTIONS_FROM_ZERO = {
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
-    "heldout_fraction",
     "short_seq_prob",
     "b1",
     "b2",
     "warmup_fraction",
 }
-_FRACTIONS = {*_FRACTIONS_FROM_ZERO, "mask_prob", "dev_fraction"}
+_FRACTIONS = {*_FRACTIONS_FROM_ZERO, "heldout_fraction", "mask_prob", "dev_fraction"}
 # Settings that may be zero; every other number must be positive.
 _MAY_BE_ZERO = {
     *_FRACTIONS_FROM_ZERO,

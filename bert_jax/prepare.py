@@ -91,14 +91,14 @@ def prepare(
         _keep_if_same_settings(space, settings)
         with space.timed("reading"):
             inventory = read_corpus(space, source, corpus.heldout_fraction, pool)
-            sides = choose_sides(inventory.hashes, inventory.heldout, corpus.heldout_fraction)
+            sides = choose_sides(inventory.hashes, inventory.heldout)
         _keep_if_same_inputs(space, [inventory.inputs, given.digest if given else None])
         with space.timed("vocabulary"):
             tokenizer = _vocabulary(space, corpus, vocab_size, inventory, sides, given)
         with space.timed("encoding"):
             splits, counts = encode_corpus(space, inventory, sides, tokenizer, pool)
         train, heldout = (splits[split].documents for split in shards.SPLITS)
-        check_documents(train, heldout, corpus.heldout_fraction)
+        check_documents(train, heldout)
         manifest = Manifest(
             source=corpus.source,
             corpus=settings,

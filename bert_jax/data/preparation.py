@@ -161,7 +161,7 @@ def read_corpus(
     )
 
 
-def choose_sides(hashes: np.ndarray, heldout: np.ndarray, fraction: float) -> np.ndarray:
+def choose_sides(hashes: np.ndarray, heldout: np.ndarray) -> np.ndarray:
     """Put each document on a side; exact duplicates of an earlier document are dropped.
 
     Where the hash rule holds out fewer than two documents (a small corpus), those with the
@@ -170,7 +170,6 @@ def choose_sides(hashes: np.ndarray, heldout: np.ndarray, fraction: float) -> np
     Args:
       hashes: uint64 [documents], of their content.
       heldout: bool [documents], what the hash rule says.
-      fraction: the share held out; 0 holds out nothing.
 
     Returns:
       uint8 [documents]: TRAIN, HELDOUT or DROPPED.
@@ -184,22 +183,21 @@ def choose_sides(hashes: np.ndarray, heldout: np.ndarray, fraction: float) -> np
     duplicate[first] = False
     sides[duplicate] = DROPPED
     missing = FEWEST_DOCUMENTS - int(np.sum(sides == HELDOUT))
-    if fraction > 0 and missing > 0:
+    if missing > 0:
         sides[first[sides[first] == TRAIN][:missing]] = HELDOUT
-    check_documents(int(np.sum(sides == TRAIN)), int(np.sum(sides == HELDOUT)), fraction)
+    check_documents(int(np.sum(sides == TRAIN)), int(np.sum(sides == HELDOUT)))
     return sides
 
 
-def check_documents(train: int, heldout: int, fraction: float) -> None:
+def check_documents(train: int, heldout: int) -> None:
     """Raise UserError where a side has too few documents."""
     if train + heldout == 0:
         raise UserError("the corpus is empty: there is no document with a sentence in it")
-    if train < FEWEST_DOCUMENTS or (fraction > 0 and heldout < FEWEST_DOCUMENTS):
+    if min(train, heldout) < FEWEST_DOCUMENTS:
         raise UserError(
             f"the corpus has {train} different documents to train on and {heldout} held out: "
-            "pairs of segments need two of each (--heldout_fraction=0 holds none out); give more "
-            "text, or mark where documents end (by a blank line in a text file of a sentence a "
-            "line)"
+            "pairs of segments need two of each; give more text, or mark where documents end (by "
+            "a blank line in a text file of a sentence a line)"
         )
 
 
