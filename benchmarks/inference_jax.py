@@ -10,7 +10,8 @@ import numpy as np
 
 from bert_jax.config import model_size
 from bert_jax.models import BertModel
-from bert_jax.prediction.predictor import kernels_as, unrolled
+from bert_jax.models.encoder import nothing_but_cls
+from bert_jax.prediction.predictor import encoder_inputs, kernels_as, unrolled
 from bert_jax.tasks.inference import Inference
 
 
@@ -27,8 +28,8 @@ def prepare(size: str, lengths: list[int], batch_size: int, dtype: str) -> Calla
     params = jax.jit(init)(jax.random.key(0))
 
     def forward(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        names = ("input_ids", "token_type_ids", "attention_mask")
-        outputs: Any = model.apply({"params": params}, *(batch[name] for name in names))
+        inputs = encoder_inputs(batch)
+        outputs: Any = model.apply({"params": params}, *inputs, wanted=nothing_but_cls(inputs[0]))
         return {"pooled": outputs[1].astype(jnp.float32)}
 
     draw = np.random.default_rng(0)

@@ -8,6 +8,7 @@ Dimension key, in every file of this package; an intermediate carries its dimens
   D  width (hidden_size)      V  rows of the embedding table (vocabulary, padded)
   H  attention heads          P  predicted (masked) positions of a row
                               N  sequences of a packed row
+                              W  positions of a row whose output is wanted
 
 The parameter tree mirrors the variable scopes of the original code
 (github.com/google-research/bert, modeling.py and run_pretraining.py), with a LayerNorm's gamma

@@ -19,6 +19,7 @@ from bert_jax.models.dropout import Draw, dropout
 from bert_jax.models.layers import (
     LayerNorm,
     Projection,
+    at_positions,
     dropout_draw,
     dropout_seed,
     project,
@@ -34,27 +35,39 @@ MASKED = jnp.finfo(jnp.float32).min
 _PALLAS_PAYS = 256
 
 
-def attended(attention_mask: jax.Array | None, segment_ids: jax.Array | None) -> jax.Array:
+def attended(
+    attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None,
+    wanted: jax.Array | None = None,
+) -> jax.Array:
     """Whether a query attends to a key: bool, broadcastable to [B, H, L, L].
 
     Args:
       attention_mask: [B, L], 1 = attend to this key, whatever the query: [B, 1, 1, L] comes back.
       segment_ids: [B, L], in its place where rows are packed: a query attends to the keys of its
         own segment, [B, 1, L, L]. So does padding, which is a segment too: no query has none.
+      wanted: [B, W], the positions of the queries where they are not all: [B, 1, W, L].
     """
     if segment_ids is not None:
-        return segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+        queried = segment_ids
+        if wanted is not None:
+            queried = jnp.take_along_axis(segment_ids, wanted, axis=1)
+        return queried[:, None, :, None] == segment_ids[:, None, None, :]
     assert attention_mask is not None
     return attention_mask[:, None, None, :] > 0
 
 
-def mask_bias(attention_mask: jax.Array | None, segment_ids: jax.Array | None = None) -> jax.Array:
+def mask_bias(
+    attention_mask: jax.Array | None,
+    segment_ids: jax.Array | None = None,
+    wanted: jax.Array | None = None,
+) -> jax.Array:
     """What is added to the scores, float32, of the shape of `attended`, whose arguments these are.
 
     Where every key of a row is masked, the scores are lost in the addition and its queries attend
     to all keys equally, as in transformers.
     """
-    return jnp.where(attended(attention_mask, segment_ids), 0.0, MASKED)
+    return jnp.where(attended(attention_mask, segment_ids, wanted), 0.0, MASKED)
 
 
 def attention(
@@ -71,15 +84,15 @@ def attention(
     """softmax(query key^T / sqrt(K) + bias), dropout, times value.
 
     Args:
-      query, key, value: [B, H, L, K].
-      bias: float32, broadcastable to [B, H, L, L].
+      query: [B, H, L, K], or [B, H, W, K] of fewer positions; key, value: [B, H, L, K].
+      bias: float32, broadcastable to [B, H, L, L] or [B, H, W, L].
       dtype: of the operands of both products; scores and softmax are float32.
       dropout_rate: share of the probabilities that are dropped, by `dropout_seed` (uint32 [2]);
         none are where that is None.
       draw: see `dropout`.
 
     Returns:
-      float32 [B, H, L, K].
+      float32, of the shape of `query`.
     """
     # Scaled before the product: the scores are the largest array there is, and 1/8, for heads of
     # 64, rounds nothing.
@@ -263,10 +276,11 @@ class SelfAttention(nn.Module):
         hidden: jax.Array,
         attention_mask: jax.Array | None,
         segment_ids: jax.Array | None,
+        wanted: jax.Array | None,
     ) -> jax.Array:
         """[B, L, D] and the mask or the segments [B, L] to context.
 
-        Which is [B, H, L, K], or [B, L, H * K] by pallas.
+        Which is [B, H, L, K], or [B, L, H * K] by pallas; [B, H, W, K] of the positions `wanted`.
         """
         c, flat = self.config, self.by == "pallas"
         heads = c.num_attention_heads
@@ -274,10 +288,12 @@ class SelfAttention(nn.Module):
         spec = "BLD,D(HK)->BL(HK)" if flat else "BLD,DHK->BHLK"
         projections = [Projection(c, spec, shape, axes, name=n) for n in ("query", "key", "value")]
         divided = ("batch", None, "heads") if flat else ("batch", "heads", None, None)
-        query, key, value = (
-            with_logical_constraint(projected, divided)
-            for projected in project(hidden, projections)
-        )
+        if wanted is None:
+            projected = project(hidden, projections)
+        else:
+            queried_BWD = at_positions(hidden, wanted)
+            projected = project(queried_BWD, projections[:1]) + project(hidden, projections[1:])
+        query, key, value = (with_logical_constraint(array, divided) for array in projected)
         if self.by == "cudnn":
             return cudnn_attention(query, key, value, attention_mask, segment_ids)
         rate = c.attention_probs_dropout_prob
@@ -287,7 +303,7 @@ class SelfAttention(nn.Module):
             return pallas_attention(
                 query, key, value, attention_mask, segment_ids, heads=heads, **dropped
             )
-        bias = mask_bias(attention_mask, segment_ids)
+        bias = mask_bias(attention_mask, segment_ids, wanted)
         draw = dropout_draw(c, divided)
         context_BHLK = attention(query, key, value, bias, dtype=c.dtype, draw=draw, **dropped)
         return context_BHLK.astype(c.dtype)
@@ -329,19 +345,21 @@ class Attention(nn.Module):
         hidden: jax.Array,
         attention_mask: jax.Array | None,
         segment_ids: jax.Array | None,
+        wanted: jax.Array | None = None,
     ) -> jax.Array:
-        """[B, L, D] and the mask or the segments [B, L] to [B, L, D]."""
+        """[B, L, D] and the mask or the segments [B, L] to [B, L, D], or [B, W, D] of `wanted`."""
         c = self.config
         # Parameters are the same however attention is computed, and are made with one short row.
+        # The kernels are for as many queries as keys.
         by = (
             "xla"
-            if self.is_initializing()
+            if self.is_initializing() or wanted is not None
             else implementation(c, hidden.shape[1], self.deterministic)
         )
         attend = SelfAttention(c, self.deterministic, by, name="self")
-        context = attend(hidden, attention_mask, segment_ids)
+        context = attend(hidden, attention_mask, segment_ids, wanted)
         shape = (c.num_attention_heads, c.hidden_size // c.num_attention_heads, c.hidden_size)
         axes = ("heads", "kv", "embed")
         spec = "BL(HK),(HK)D->BLD" if by == "pallas" else "BHLK,HKD->BLD"
         output = ResidualOutput(c, spec, shape, axes, self.deterministic, name="output")
-        return output(context, hidden)
+        return output(context, hidden if wanted is None else at_positions(hidden, wanted))

@@ -12,7 +12,7 @@ from bert_jax.config import BertConfig
 from bert_jax.models.attention import Attention, ResidualOutput
 from bert_jax.models.devices import device_platform
 from bert_jax.models.embeddings import Embeddings
-from bert_jax.models.layers import PROJECTION, Projection, activation
+from bert_jax.models.layers import PROJECTION, Projection, activation, at_positions
 from bert_jax.models.packed import apart, positions_and_segments, together
 
 
@@ -47,11 +47,16 @@ class Layer(nn.Module):
         hidden: jax.Array,
         attention_mask: jax.Array | None,
         segment_ids: jax.Array | None,
+        wanted: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:
-        """[B, L, D] and the mask or the segments [B, L] to ([B, L, D], what a scan stacks)."""
+        """[B, L, D] and the mask or the segments [B, L] to ([B, L, D], what a scan stacks).
+
+        With `wanted` [B, W] all but keys and values is computed at these positions alone, and the
+        output is [B, W, D].
+        """
         c = self.config
         attend = Attention(c, self.deterministic, name="attention")
-        attended_BLD = attend(hidden, attention_mask, segment_ids)
+        attended_BLD = attend(hidden, attention_mask, segment_ids, wanted)
         wide_BLF = Intermediate(c, name="intermediate")(attended_BLD)
         shape = (c.intermediate_size, c.hidden_size)
         output = ResidualOutput(
@@ -72,13 +77,16 @@ class Encoder(nn.Module):
         hidden: jax.Array,
         attention_mask: jax.Array | None,
         segment_ids: jax.Array | None = None,
+        wanted: jax.Array | None = None,
         *,
         deterministic: bool = True,
         hidden_states: bool = False,
     ) -> jax.Array:
         """[B, L, D] and the mask [B, L], or the segments in its place, to [B, L, D].
 
-        With `hidden_states`, to the input and every layer's output, [layers + 1, B, L, D].
+        With `wanted`, int32 [B, W], to [B, W, D] of these positions: an unrolled last layer
+        computes no others. With `hidden_states`, to the input and every layer's output,
+        [layers + 1, B, L, D].
         """
         c = self.config
         layer = rematerialized(c)
@@ -96,7 +104,9 @@ class Encoder(nn.Module):
             )
             stack = scanned(c, deterministic, hidden_states, name="layer")
             last, states = stack(hidden, attention_mask, segment_ids)
-            return jnp.concatenate([hidden[None], states]) if hidden_states else last
+            if hidden_states:
+                return jnp.concatenate([hidden[None], states])
+            return last if wanted is None else at_positions(last, wanted)
         every = [hidden]
         # A constant that layers share XLA writes out once, as large as what it is added to, and on
         # a CPU each layer reads it, where it could be part of the layer's one kernel
@@ -104,7 +114,8 @@ class Encoder(nn.Module):
         apart = deterministic and device_platform() == "cpu"
         for index in range(c.num_hidden_layers):
             one = (nn.jit(layer) if apart else layer)(c, deterministic, name=f"layer_{index}")
-            state: Any = one(every[-1], attention_mask, segment_ids)[0]
+            here = wanted if index == c.num_hidden_layers - 1 else None
+            state: Any = one(every[-1], attention_mask, segment_ids, here)[0]
             if apart:
                 state = set_xla_metadata(state, inlineable="false")
             every.append(state)
@@ -144,18 +155,18 @@ class Pooler(nn.Module):
     config: BertConfig
 
     @nn.compact
-    def __call__(self, hidden: jax.Array, cls_positions: jax.Array | None = None) -> jax.Array:
-        """[B, L, D] to [B, D], of position 0; or to [B, N, D], of the positions [B, N]."""
+    def __call__(self, hidden: jax.Array) -> jax.Array:
+        """[B, D] to [B, D]; or [B, N, D], of packed rows, to [B, N, D]."""
         c = self.config
-        packed = cls_positions is not None
-        shape, spec = (c.hidden_size, c.hidden_size), "BND,DE->BNE" if packed else "BD,DE->BE"
+        shape = (c.hidden_size, c.hidden_size)
+        spec = "BND,DE->BNE" if hidden.ndim == 3 else "BD,DE->BE"
         dense = Projection(c, spec, shape, ("embed", "pooled"), name="dense")
-        return jnp.tanh(dense(at_positions(hidden, cls_positions) if packed else hidden[:, 0]))
+        return jnp.tanh(dense(hidden))
 
 
-def at_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
-    """Of each row of [B, L, D] the positions [B, P]: [B, P, D]."""
-    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+def nothing_but_cls(input_ids: jax.Array) -> jax.Array:
+    """What is `wanted` of `BertModel` by those who read the pooled output alone, int32 [B, 0]."""
+    return jnp.zeros((len(input_ids), 0), jnp.int32)
 
 
 class BertModel(nn.Module):
@@ -182,6 +193,7 @@ class BertModel(nn.Module):
         position_ids: jax.Array | None = None,
         segment_ids: jax.Array | None = None,
         cls_positions: jax.Array | None = None,
+        wanted: jax.Array | None = None,
         *,
         places: jax.Array | None = None,
         deterministic: bool = True,
@@ -196,16 +208,19 @@ class BertModel(nn.Module):
           segment_ids: int32 [B, L], in place of `attention_mask` where rows are packed: each
             position attends to those of its own id; 0 = padding.
           cls_positions: int32 [B, N], of the [CLS] of each sequence of packed rows.
+          wanted: int32 [B, W], the positions whose output is wanted, the pooler's [CLS] aside; all
+            by default. An unrolled last layer computes no others. Not with `hidden_states`.
           places: int32 [G, R, M], see `bert_jax.models.packed`: lay the sequences into these rows
-            to compute them. Takes the place of the four before it; not with `hidden_states`. What
-            is said of padding is 0.
+            to compute them. Takes the place of mask, positions and segments; not with
+            `hidden_states`. What is said of padding is 0.
           deterministic: no dropout; else a "dropout" key is needed.
           hidden_states: whether to give what every layer says, not the last alone.
 
         Returns:
-          sequence_output [B, L, D] and pooled_output [B, D], or [B, N, D] at `cls_positions` (None
-          without pooling), of the compute dtype. With `hidden_states`, the first is
-          [layers + 1, B, L, D]: the embeddings, then the output of each layer.
+          sequence_output [B, L, D], or [B, W, D] at `wanted`, and pooled_output [B, D], or
+          [B, N, D] at `cls_positions` (None without pooling), of the compute dtype. With
+          `hidden_states`, the first is [layers + 1, B, L, D]: the embeddings, then the output of
+          each layer.
         """
         batch, length = input_ids.shape
         if places is not None:
@@ -215,14 +230,28 @@ class BertModel(nn.Module):
         embedded_BLD = self.embeddings(
             input_ids, token_type_ids, position_ids, deterministic=deterministic
         )
+        read = wanted
+        if wanted is not None and self.pooling:
+            first = jnp.zeros((batch, 1), jnp.int32)
+            cls = first if cls_positions is None else cls_positions
+            read = jnp.concatenate([wanted, cls], axis=1)
         encoded = self.encoder(
             embedded_BLD,
             attention_mask,
             segment_ids,
+            read if places is None else None,
             deterministic=deterministic,
             hidden_states=hidden_states,
         )
         if places is not None:
             encoded = apart(encoded, places, batch, length)
-        last_BLD = encoded[-1] if hidden_states else encoded
-        return encoded, self.pooler(last_BLD, cls_positions) if self.pooling else None
+            encoded = encoded if read is None else at_positions(encoded, read)
+        if not self.pooling:
+            return encoded, None
+        if wanted is not None:
+            encoded, cls_BND = jnp.split(encoded, [wanted.shape[1]], axis=1)
+        elif cls_positions is not None:
+            cls_BND = at_positions(encoded, cls_positions)
+        else:
+            cls_BND = (encoded[-1] if hidden_states else encoded)[:, :1]
+        return encoded, self.pooler(cls_BND[:, 0] if cls_positions is None else cls_BND)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
-from bert_jax.models.encoder import BertModel, at_positions
+from bert_jax.models.encoder import BertModel, nothing_but_cls
 from bert_jax.models.layers import LayerNorm, Projection, activation, constant
 from bert_jax.models.word_table import WordTable, word_logits
 
@@ -113,24 +113,22 @@ class BertForPreTraining(nn.Module):
         Returns:
           mlm_logits: float32 [B, P, V], with `PADDED_LOGIT` or so at rows from vocab_size on; the
           sum of mlm_scores, [B, P, V], and mlm_bias, [V];
-          sequence_output: [B, L, D] of the compute dtype;
           and with next_sentence nsp_logits, float32 [B, 2] (0 = is next, 1 = random), and
           pooled_output, [B, D] of the compute dtype; of packed rows [B, N, 2] and [B, N, D].
         """
-        sequence_output, pooled_output = self.bert(
+        predicts = masked_lm_positions is not None
+        masked_BPD, pooled_output = self.bert(
             input_ids,
             token_type_ids,
             attention_mask,
             position_ids,
             segment_ids,
             cls_positions,
+            masked_lm_positions if predicts else nothing_but_cls(input_ids),
             deterministic=deterministic,
         )
-        masked_BPD = None
-        if masked_lm_positions is not None:
-            masked_BPD = at_positions(sequence_output, masked_lm_positions)
-        outputs = self.cls(masked_BPD, pooled_output, self.bert.embeddings.word_table)
-        outputs["sequence_output"] = sequence_output
+        word_table = self.bert.embeddings.word_table
+        outputs = self.cls(masked_BPD if predicts else None, pooled_output, word_table)
         if pooled_output is not None:
             outputs["pooled_output"] = pooled_output
         return outputs

@@ -294,6 +294,11 @@ def project(inputs: jax.Array, projections: Sequence[Projection]) -> list[jax.Ar
     ]
 
 
+def at_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:
+    """Of each row of [B, L, D] the positions [B, W]: [B, W, D]."""
+    return jnp.take_along_axis(hidden, positions[..., None], axis=1)
+
+
 def dropout_draw(config: BertConfig, axes: tuple[str | None, ...]) -> Draw:
     """What draws the bits of dropout for values with these logical axes."""
     if config.dropout_bits == "hash":

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from bert_jax.config import BertConfig
 from bert_jax.models.dropout import dropout
-from bert_jax.models.encoder import BertModel
+from bert_jax.models.encoder import BertModel, nothing_but_cls
 from bert_jax.models.layers import Projection, dropout_seed
 
 Outputs = dict[str, jax.Array]
@@ -36,7 +36,12 @@ class BertForSequenceClassification(nn.Module):
     ) -> Outputs:
         """Returns logits, float32 [B, labels]."""
         _, pooled_BD = BertModel(self.config, name="bert")(
-            input_ids, token_type_ids, attention_mask, places=places, deterministic=deterministic
+            input_ids,
+            token_type_ids,
+            attention_mask,
+            wanted=nothing_but_cls(input_ids),
+            places=places,
+            deterministic=deterministic,
         )
         assert pooled_BD is not None
         return {"logits": _classifier(self, self.config, pooled_BD, self.labels, deterministic)}
@@ -106,9 +111,12 @@ class BertForMultipleChoice(nn.Module):
     ) -> Outputs:
         """Takes int32 [B, choices, L], and returns logits, float32 [B, choices]."""
         choices = input_ids.shape[:2]
-        inputs = (x.reshape(-1, x.shape[-1]) for x in (input_ids, token_type_ids, attention_mask))
+        inputs = [x.reshape(-1, x.shape[-1]) for x in (input_ids, token_type_ids, attention_mask)]
         _, pooled_BD = BertModel(self.config, name="bert")(
-            *inputs, places=places, deterministic=deterministic
+            *inputs,
+            wanted=nothing_but_cls(inputs[0]),
+            places=places,
+            deterministic=deterministic,
         )
         assert pooled_BD is not None
         return {

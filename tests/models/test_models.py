@@ -52,6 +52,13 @@ def forward(config: BertConfig, params: dict, batch: dict, next_sentence: bool =
     return jax.jit(model.apply)({"params": params}, **batch)
 
 
+def encoded(config: BertConfig, params: dict, batch: dict) -> jax.Array:
+    """The encoder's output at every position."""
+    inputs = {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+    output: Any = jax.jit(BertModel(config).apply)({"params": params["bert"]}, **inputs)
+    return output[0]
+
+
 def value_and_gradient(config: BertConfig, params: dict, **apply) -> tuple:
     """Some scalar of all outputs, and its gradient."""
 
@@ -152,13 +159,14 @@ def test_shapes_and_dtypes(dtype):
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
     outputs = forward(config, params, batch_of())
     assert {name: (array.shape, array.dtype) for name, array in outputs.items()} == {
-        "sequence_output": ((B, L, 32), dtype),
         "pooled_output": ((B, 32), dtype),
         "mlm_logits": ((B, P, 96), "float32"),
         "mlm_scores": ((B, P, 96), "float32"),
         "mlm_bias": ((96,), "float32"),
         "nsp_logits": ((B, 2), "float32"),
     }
+    hidden = encoded(config, params, batch_of())
+    assert (hidden.shape, hidden.dtype) == ((B, L, 32), dtype)
 
 
 def test_without_next_sentence_there_is_neither_pooler_nor_head():
@@ -166,7 +174,7 @@ def test_without_next_sentence_there_is_neither_pooler_nor_head():
     assert "pooler" not in params["bert"]
     assert "seq_relationship" not in params["cls"]
     outputs = forward(CONFIG, params, batch_of(), next_sentence=False)
-    assert set(outputs) == {"sequence_output", "mlm_logits", "mlm_scores", "mlm_bias"}
+    assert set(outputs) == {"mlm_logits", "mlm_scores", "mlm_bias"}
 
 
 def test_scanned_layers_equal_unrolled_ones():
@@ -230,11 +238,10 @@ def test_rematerialisation_keeps_less():
     params = init(CONFIG)
 
     def kept(remat: str) -> int:
-        model = BertForPreTraining(dataclasses.replace(CONFIG, remat=remat))
+        config = dataclasses.replace(CONFIG, remat=remat)
 
         def total(params):
-            outputs: Any = model.apply({"params": params}, **batch_of())
-            return outputs["sequence_output"].sum()
+            return encoded(config, params, batch_of()).sum()
 
         backward = jax.eval_shape(lambda params: jax.vjp(total, params)[1], params)
         return sum(leaf.size for leaf in jax.tree.leaves(backward))
@@ -264,8 +271,7 @@ def test_padding_changes_nothing_where_it_is_not():
     params = init(CONFIG)
     batch = batch_of()
     other = dict(batch, input_ids=np.where(batch["attention_mask"], batch["input_ids"], 5))
-    outputs = forward(CONFIG, params, batch)["sequence_output"]
-    others = forward(CONFIG, params, other)["sequence_output"]
+    outputs, others = (encoded(CONFIG, params, inputs) for inputs in (batch, other))
     real = batch["attention_mask"].astype(bool)
     np.testing.assert_array_equal(outputs[real], others[real])
 

@@ -183,6 +183,9 @@ def test_outputs_loss_and_gradients_equal_pytorch(shape, positions):
     def loss(params):
         outputs: Any = model.apply({"params": params}, **inputs)
         metrics = pretraining_metrics(outputs, batch)
+        every = {name: inputs[name] for name in inputs if name != "masked_lm_positions"}
+        encoded, _ = BertModel(config).apply({"params": params["bert"]}, **every)
+        outputs["sequence_output"] = encoded
         return summed_loss(metrics, loss_weights(batch)), outputs
 
     params = converted(config, arrays)

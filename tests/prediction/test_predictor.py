@@ -18,7 +18,7 @@ def test_kernels_are_cast_once_and_change_no_bit(tmp_path):
     fast = BertForPreTraining(dataclasses.replace(config, dtype="bfloat16"))
     ids = np.arange(24, dtype=np.int32).reshape(2, 12)
     inputs = (ids, ids % 2, np.ones_like(ids), ids[:, :3] % 12)
-    cast = needed_params(weights, fast, inputs[3])
+    cast = needed_params(weights, fast, inputs[3][:1])
     dtypes = {
         "/".join(entry.key for entry in path[2:]): leaf.dtype
         for path, leaf in jax.tree_util.tree_leaves_with_path(cast)
@@ -27,6 +27,6 @@ def test_kernels_are_cast_once_and_change_no_bit(tmp_path):
         name for name in dtypes if name.startswith("layer_") and name.endswith("/kernel")
     }
     assert len(dtypes) > sum(dtype == jnp.bfloat16 for dtype in dtypes.values()) > 0
-    whole = needed_params(weights, BertForPreTraining(config), inputs[3])
+    whole = needed_params(weights, BertForPreTraining(config), inputs[3][:1])
     answers = [jax.jit(fast.apply)({"params": params}, *inputs) for params in (cast, whole)]
     jax.tree.map(np.testing.assert_array_equal, *answers)

@@ -33,6 +33,14 @@ def test_counts_every_matrix_product_of_a_small_model():
     assert training_flops_per_token(model, length, predictions) * length == pytest.approx(
         3 * forward
     )
+    # Unrolled, the last layer is computed at the predictions, but for keys and values.
+    model.scan_layers = False
+    elsewhere = length - predictions
+    left_out = 2 * (2 * elsewhere * hidden * hidden) + 2 * (2 * elsewhere * hidden * 20)
+    left_out += 2 * heads * (2 * elsewhere * length * (hidden // heads))
+    assert training_flops_per_token(model, length, predictions) * length == pytest.approx(
+        3 * (forward - left_out)
+    )
 
 
 def test_run_adds_up_its_phases_and_what_is_left_of_them():

@@ -12,7 +12,7 @@ from small_run import packed_examples
 
 from bert_jax.config import BertConfig, MeshConfig, Phase
 from bert_jax.data.pipeline import Batch
-from bert_jax.models import BertForPreTraining
+from bert_jax.models import BertForPreTraining, BertModel
 from bert_jax.training.objective import pretraining
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import TrainState, abstract_state, create_state
@@ -82,7 +82,11 @@ def test_other_tokens_of_a_sequence_leave_its_neighbours_as_they_are(shards):
 
     @jax.jit
     def outputs(batch: Any) -> dict[str, jax.Array]:
-        return objective.forward(objective.init(jax.random.key(0)), batch, None)
+        params = objective.init(jax.random.key(0))
+        inputs = (batch["input_ids"], batch["token_type_ids"], None)
+        packed = (batch[name] for name in ("position_ids", "segment_ids", "cls_positions"))
+        every, _ = BertModel(CONFIG).apply({"params": params["bert"]}, *inputs, *packed)
+        return objective.forward(params, batch, None) | {"sequence_output": every}
 
     before, after = jax.device_get((outputs(batch), outputs(batch | {"input_ids": ids})))
     assert all(np.isfinite(array).all() for array in before.values())  # padding's too
