@@ -274,13 +274,15 @@ class SelfAttention(nn.Module):
     def __call__(
         self,
         hidden: jax.Array,
+        queried: jax.Array,
         attention_mask: jax.Array | None,
         segment_ids: jax.Array | None,
         wanted: jax.Array | None,
     ) -> jax.Array:
         """[B, L, D] and the mask or the segments [B, L] to context.
 
-        Which is [B, H, L, K], or [B, L, H * K] by pallas; [B, H, W, K] of the positions `wanted`.
+        Which is [B, H, L, K], or [B, L, H * K] by pallas; [B, H, W, K] of the positions `wanted`,
+        which `queried` [B, W, D] is of; else that is `hidden`.
         """
         c, flat = self.config, self.by == "pallas"
         heads = c.num_attention_heads
@@ -291,8 +293,7 @@ class SelfAttention(nn.Module):
         if wanted is None:
             projected = project(hidden, projections)
         else:
-            queried_BWD = at_positions(hidden, wanted)
-            projected = project(queried_BWD, projections[:1]) + project(hidden, projections[1:])
+            projected = project(queried, projections[:1]) + project(hidden, projections[1:])
         query, key, value = (with_logical_constraint(array, divided) for array in projected)
         if self.by == "cudnn":
             return cudnn_attention(query, key, value, attention_mask, segment_ids)
@@ -357,9 +358,10 @@ class Attention(nn.Module):
             else implementation(c, hidden.shape[1], self.deterministic)
         )
         attend = SelfAttention(c, self.deterministic, by, name="self")
-        context = attend(hidden, attention_mask, segment_ids, wanted)
+        queried = hidden if wanted is None else at_positions(hidden, wanted)
+        context = attend(hidden, queried, attention_mask, segment_ids, wanted)
         shape = (c.num_attention_heads, c.hidden_size // c.num_attention_heads, c.hidden_size)
         axes = ("heads", "kv", "embed")
         spec = "BL(HK),(HK)D->BLD" if by == "pallas" else "BHLK,HKD->BLD"
         output = ResidualOutput(c, spec, shape, axes, self.deterministic, name="output")
-        return output(context, hidden if wanted is None else at_positions(hidden, wanted))
+        return output(context, queried)
