@@ -67,7 +67,7 @@ class BertConfig:
         "dtype in which devices add up their gradients of weights; bfloat16 halves what they send",
         ("float32", "bfloat16"),
     )
-    scan_layers: bool = setting(True, "compile one layer and scan it over the depth")
+    scan_layers: bool = setting(True, "scan one layer; unrolled, the last is run where it is read")
     remat: str = setting(
         "none",
         "what the backward pass computes again: none, dots (all but products with weights), full",
