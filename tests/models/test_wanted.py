@@ -98,9 +98,8 @@ def test_the_pooled_output_alone_is_the_same():
     inputs = inputs_of(packed=False)
     params = params_of(CONFIG, pooling=True)
     _, expected = encode(CONFIG, params, inputs, whole=True)
-    nothing, pooled = encode(
-        CONFIG, params, inputs | {"wanted": nothing_but_cls(inputs["input_ids"])}, whole=False
-    )
+    cls_alone = inputs | {"wanted": nothing_but_cls(jnp.asarray(inputs["input_ids"]))}
+    nothing, pooled = encode(CONFIG, params, cls_alone, whole=False)
     assert nothing.shape == (B, 0, 16)
     assert_same(pooled, expected)
 
