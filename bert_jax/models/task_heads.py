@@ -35,15 +35,8 @@ class BertForSequenceClassification(nn.Module):
         deterministic: bool = True,
     ) -> Outputs:
         """Returns logits, float32 [B, labels]."""
-        _, pooled_BD = BertModel(self.config, name="bert")(
-            input_ids,
-            token_type_ids,
-            attention_mask,
-            wanted=nothing_but_cls(input_ids),
-            places=places,
-            deterministic=deterministic,
-        )
-        assert pooled_BD is not None
+        inputs = [input_ids, token_type_ids, attention_mask]
+        pooled_BD = _pooled(self.config, inputs, places, deterministic)
         return {"logits": _classifier(self, self.config, pooled_BD, self.labels, deterministic)}
 
 
@@ -112,16 +105,21 @@ class BertForMultipleChoice(nn.Module):
         """Takes int32 [B, choices, L], and returns logits, float32 [B, choices]."""
         choices = input_ids.shape[:2]
         inputs = [x.reshape(-1, x.shape[-1]) for x in (input_ids, token_type_ids, attention_mask)]
-        _, pooled_BD = BertModel(self.config, name="bert")(
-            *inputs,
-            wanted=nothing_but_cls(inputs[0]),
-            places=places,
-            deterministic=deterministic,
-        )
-        assert pooled_BD is not None
+        pooled_BD = _pooled(self.config, inputs, places, deterministic)
         return {
             "logits": _classifier(self, self.config, pooled_BD, 1, deterministic).reshape(choices)
         }
+
+
+def _pooled(
+    config: BertConfig, inputs: list[jax.Array], places: jax.Array | None, deterministic: bool
+) -> jax.Array:
+    """The pooled output [B, D] of the encoder `bert`, of ids, types and mask [B, L]."""
+    _, pooled_BD = BertModel(config, name="bert")(
+        *inputs, wanted=nothing_but_cls(inputs[0]), places=places, deterministic=deterministic
+    )
+    assert pooled_BD is not None
+    return pooled_BD
 
 
 def _classifier(

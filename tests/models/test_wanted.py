@@ -26,7 +26,7 @@ CONFIG = BertConfig(
     # Far enough from uniform attention for a key too many to be seen.
     initializer_range=0.3,
 )
-B, L, W, N = 8, 16, 5, 2
+B, L, W = 8, 16, 5
 
 
 def inputs_of(packed: bool) -> dict[str, np.ndarray]:
