@@ -84,29 +84,22 @@ class Encoder(nn.Module):
     ) -> jax.Array:
         """[B, L, D] and the mask [B, L], or the segments in its place, to [B, L, D].
 
-        With `wanted`, int32 [B, W], to [B, W, D] of these positions: an unrolled last layer
-        computes no others. With `hidden_states`, to the input and every layer's output,
+        With `wanted`, int32 [B, W], to [B, W, D] of these positions: the last layer computes no
+        others. With `hidden_states`, to the input and every layer's output,
         [layers + 1, B, L, D].
         """
         c = self.config
-        layer = rematerialized(c)
         if c.scan_layers:
+            if wanted is not None and not self.is_initializing():
+                return self._last_apart(hidden, attention_mask, segment_ids, wanted, deterministic)
             stacks = hidden_states or not deterministic  # what every layer says, or residuals
-            same_in_all: Any = nn.broadcast
-            scanned = nn.scan(
-                layer,
-                variable_axes={"params": 0},
-                split_rngs={"params": True, "dropout": True},
-                in_axes=same_in_all,
-                length=c.num_hidden_layers,
-                unroll=c.num_hidden_layers if stacks and not _loops(c) else 1,
-                metadata_params={nn.PARTITION_NAME: "layers"},
-            )
+            scanned = scan_over_layers(c, c.num_hidden_layers, stacks)
             stack = scanned(c, deterministic, hidden_states, name="layer")
             last, states = stack(hidden, attention_mask, segment_ids)
             if hidden_states:
                 return jnp.concatenate([hidden[None], states])
             return last if wanted is None else at_positions(last, wanted)
+        layer = rematerialized(c)
         every = [hidden]
         # A constant that layers share XLA writes out once, as large as what it is added to, and on
         # a CPU each layer reads it, where it could be part of the layer's one kernel
@@ -120,6 +113,45 @@ class Encoder(nn.Module):
                 state = set_xla_metadata(state, inlineable="false")
             every.append(state)
         return jnp.stack(every) if hidden_states else every[-1]
+
+    def _last_apart(
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array | None,
+        segment_ids: jax.Array | None,
+        wanted: jax.Array,
+        deterministic: bool,
+    ) -> jax.Array:
+        """[B, L, D] to [B, W, D]: a scan over all layers but the last, and that where it is read.
+
+        The parameters of all stay one array, of which each takes its part.
+        """
+        c = self.config
+
+        def run(layers: Any, params: Any, hidden: jax.Array, *where: jax.Array) -> jax.Array:
+            rngs = {} if deterministic else {"dropout": self.make_rng("dropout")}
+            inputs = (hidden, attention_mask, segment_ids, *where)
+            module = layers(c, deterministic, parent=None)
+            return module.apply({"params": params}, *inputs, rngs=rngs)[0]
+
+        stack = nn.unbox(self.get_variable("params", "layer"))
+        scanned = scan_over_layers(c, c.num_hidden_layers - 1, stacks=not deterministic)
+        before_last = run(scanned, jax.tree.map(lambda x: x[:-1], stack), hidden)
+        return run(rematerialized(c), jax.tree.map(lambda x: x[-1], stack), before_last, wanted)
+
+
+def scan_over_layers(config: BertConfig, length: int, stacks: bool) -> Any:
+    """`length` layers as one, their parameters stacked; `stacks`: outputs or residuals as well."""
+    same_in_all: Any = nn.broadcast
+    return nn.scan(
+        rematerialized(config),
+        variable_axes={"params": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=same_in_all,
+        length=length,
+        unroll=stacks and not _loops(config),
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
 
 
 def _loops(config: BertConfig) -> bool:
@@ -209,7 +241,7 @@ class BertModel(nn.Module):
             position attends to those of its own id; 0 = padding.
           cls_positions: int32 [B, N], of the [CLS] of each sequence of packed rows.
           wanted: int32 [B, W], the positions whose output is wanted, the pooler's [CLS] aside; all
-            by default. An unrolled last layer computes no others. Not with `hidden_states`.
+            by default. The last layer computes no others. Not with `hidden_states`.
           places: int32 [G, R, M], see `bert_jax.models.packed`: lay the sequences into these rows
             to compute them. Takes the place of mask, positions and segments; not with
             `hidden_states`. What is said of padding is 0.

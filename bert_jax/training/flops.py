@@ -35,13 +35,13 @@ def training_flops_per_token(model: BertConfig, seq_len: int, max_predictions: f
     6 L (4 H^2 + 2 H I) + 12 L H S + 6 m (H V + H^2): six for each weight of a matrix product (two
     forward, four backward; Kaplan et al., 2020, section 2.1), the two products of attention, and
     the MLM head at the share m = max_predictions / seq_len of positions it is computed at. At
-    those an unrolled last layer is computed too, but for its keys and values (2 H^2 of it): it
-    counts as m of a layer there. Padding counts as computed; [CLS] of that layer, pooler and NSP
-    head (one position a sequence), elementwise work, the padded rows of the vocabulary and what
-    `remat` computes again do not.
+    those the last layer is computed too, but for its keys and values (2 H^2 of it): it counts as m
+    of a layer there. Padding counts as computed; [CLS] of that layer, pooler and NSP head (one
+    position a sequence), elementwise work, the padded rows of the vocabulary and what `remat`
+    computes again do not.
     """
     layers, hidden, read = model.num_hidden_layers, model.hidden_size, max_predictions / seq_len
-    queried = layers if model.scan_layers else layers - 1 + read
+    queried = layers - 1 + read
     keys_and_values = 6 * layers * 2 * hidden**2
     others = 6 * queried * (2 * hidden**2 + 2 * hidden * model.intermediate_size)
     attention = 12 * queried * hidden * seq_len

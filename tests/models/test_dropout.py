@@ -205,8 +205,9 @@ CONFIG = BertConfig(
 )
 
 
+@pytest.mark.parametrize("wanted", [None, jnp.ones((2, 1), jnp.int32)], ids=["all", "wanted"])
 @pytest.mark.parametrize("scan_layers", [True, False])
-def test_every_layer_place_and_step_draws_another_seed(scan_layers, monkeypatch):
+def test_every_layer_place_and_step_draws_another_seed(scan_layers, wanted, monkeypatch):
     drawn = set()
 
     def record(seed):
@@ -225,7 +226,8 @@ def test_every_layer_place_and_step_draws_another_seed(scan_layers, monkeypatch)
 
     @jax.jit
     def train(key):
-        return model.apply(variables, ids, ids, ids, deterministic=False, rngs={"dropout": key})
+        rngs = {"dropout": key}
+        return model.apply(variables, ids, ids, ids, wanted=wanted, deterministic=False, rngs=rngs)
 
     for step in range(3):
         jax.block_until_ready(train(jax.random.fold_in(jax.random.key(1), step)))

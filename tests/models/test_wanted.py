@@ -84,7 +84,15 @@ def assert_same(ours: Any, expected: Any) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("pooling", [False, True])
 @pytest.mark.parametrize(
-    "layers", [{}, {"scan_layers": True}, {"remat": "dots"}, {"remat": "full"}]
+    "layers",
+    [
+        {},
+        {"remat": "dots"},
+        {"remat": "full"},
+        {"scan_layers": True, "num_hidden_layers": 1},
+        {"scan_layers": True, "num_hidden_layers": 3},
+        {"scan_layers": True, "num_hidden_layers": 3, "remat": "dots"},
+    ],
 )
 def test_values_and_gradients_are_those_of_a_whole_layer(layers, pooling, packed):
     config, inputs = dataclasses.replace(CONFIG, **layers), inputs_of(packed)
@@ -104,9 +112,11 @@ def test_the_pooled_output_alone_is_the_same():
     assert_same(pooled, expected)
 
 
-def test_dropout_at_wanted_positions_is_as_it_is_in_a_whole_layer():
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_dropout_at_wanted_positions_is_as_it_is_in_a_whole_layer(scan_layers):
     """Other bits of the same distribution: means and deviations over many draws agree."""
-    config, inputs = dataclasses.replace(CONFIG, num_hidden_layers=1), inputs_of(packed=False)
+    config = dataclasses.replace(CONFIG, num_hidden_layers=1, scan_layers=scan_layers)
+    inputs = inputs_of(packed=False)
     params = params_of(config, pooling=False)
 
     def moments(whole: bool) -> tuple[jax.Array, jax.Array]:
@@ -124,11 +134,12 @@ def test_dropout_at_wanted_positions_is_as_it_is_in_a_whole_layer():
     np.testing.assert_allclose(deviation, expected_deviation, rtol=0.15)
 
 
-def test_it_is_the_same_on_a_mesh():
-    inputs = inputs_of(packed=True)
-    params = params_of(CONFIG, pooling=True)
-    expected = value_and_gradient(CONFIG, params, inputs, whole=True)
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_it_is_the_same_on_a_mesh(scan_layers):
+    config, inputs = dataclasses.replace(CONFIG, scan_layers=scan_layers), inputs_of(packed=True)
+    params = params_of(config, pooling=True)
+    expected = value_and_gradient(config, params, inputs, whole=True)
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_RULES):
-        ours = value_and_gradient(CONFIG, params, shard_batch(mesh, inputs), whole=False)
+        ours = value_and_gradient(config, params, shard_batch(mesh, inputs), whole=False)
     assert_same(ours, expected)

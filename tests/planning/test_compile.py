@@ -72,15 +72,14 @@ def test_memory_and_work_of_a_step_over_eight_devices(compiled):
     assert gradients <= moved <= gradients + 100
 
 
-def test_an_unrolled_last_layer_is_computed_at_what_is_read():
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_the_last_layer_is_computed_at_what_is_read(scan_layers):
     """The work of its other positions is in no program: a count with it is a third higher."""
     config = get_config()
-    config.model.scan_layers = False
+    config.model.scan_layers = scan_layers
     phase = config.phases[0]
     computed = flops(compile_phase(config, phase, jax.devices()[:1]).text)
     assert 1 <= computed / step_flops(config.model, phase) <= 1.05
-    config.model.scan_layers = True
-    assert step_flops(config.model, phase) > 1.3 * computed
 
 
 def test_what_is_sharded_takes_a_share_of_the_memory(compiled):
