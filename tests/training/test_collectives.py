@@ -20,7 +20,7 @@ from bert_jax.training.state import parameter_count
 pytestmark = pytest.mark.slow
 pytest.importorskip("libtpu", reason="libtpu, the TPU compiler, is not installed")
 
-WIDTH, LAYERS, HEADS, WIDE, VOCAB = 256, 2, 4, 1024, 8192
+WIDTH, LAYERS, HEADS, WIDE, VOCAB = 256, 3, 4, 1024, 8192
 ROWS, LENGTH, PREDICTIONS = 64, 128, 20
 # Not taken apart and woven into the products beside them.
 COLLECTIVES_APART = (
@@ -34,7 +34,7 @@ SCALARS = 256
 class Sizes(NamedTuple):
     """Numbers of values; what tensor parallelism cuts is divided by `tensor`."""
 
-    kernels: int  # of all layers
+    layer: int  # the kernels of one
     heads: int  # pooler's and transform's kernels
     table: int
     positions: int
@@ -42,7 +42,12 @@ class Sizes(NamedTuple):
 
     @property
     def matrices(self) -> int:
-        return self.kernels + self.heads + self.table + self.positions
+        return LAYERS * self.layer + self.heads + self.table + self.positions
+
+    @property
+    def gathered(self) -> int:
+        """What fsdp gathers: layers forward and again backward, the last and the rest once."""
+        return (2 * LAYERS - 1) * self.layer + self.heads + self.table
 
     @property
     def all(self) -> int:
@@ -55,7 +60,7 @@ def sizes(tensor: int = 1) -> Sizes:
     embeddings = 2 * d + 2 * d  # token types, LayerNorm
     heads = d + 3 * d + VOCAB // tensor + 2 * d + 2  # pooler, transform, logits, next sentence
     return Sizes(
-        kernels=LAYERS * (4 * d * d + 2 * d * WIDE) // tensor,
+        layer=(4 * d * d + 2 * d * WIDE) // tensor,
         heads=2 * d * d,
         table=VOCAB * d // tensor,
         positions=LENGTH * d,
@@ -131,8 +136,8 @@ def no_tpu() -> None:
 def test_data_parallel_sends_each_gradient_once():
     found = sent(config(data=8))
     assert_sent(found, {("all-reduce", "f32"): 4 * sizes().all})
-    # One in the loop over the layers, and one after it.
-    assert sorted(each.times for each in found) == [1, LAYERS]
+    # One in the loop over all layers but the last, and one after it.
+    assert sorted(each.times for each in found) == [1, LAYERS - 1]
     assert {each.group_size for each in found} == {8}
 
 
@@ -161,16 +166,15 @@ def test_zero_sends_gradients_to_their_part_and_parameters_back():
 def test_fsdp_gathers_weights_and_scatters_gradients():
     size = sizes()
     expected = {
-        # Layers forward and again backward, the rest once; positions are added in float32.
-        ("all-gather", "bf16"): 2 * (2 * size.kernels + size.heads + size.table),
-        ("all-gather", "f32"): 4 * size.positions,
+        ("all-gather", "bf16"): 2 * size.gathered,
+        ("all-gather", "f32"): 4 * size.positions,  # added to the embeddings in float32
         ("reduce-scatter", "f32"): 4 * size.matrices,
         ("all-reduce", "f32"): 4 * size.vectors,
     }
     found = sent(config(data=1, fsdp=8))
     assert_sent(found, expected)
     # A layer's six kernels, as they are used, each in its direction.
-    gathered = [each for each in found if each.kind == "all-gather" and each.times == LAYERS]
+    gathered = [each for each in found if each.kind == "all-gather" and each.times == LAYERS - 1]
     assert len(gathered) == 12
 
 
@@ -179,7 +183,9 @@ def tensor_parallel(data: int, tensor: int) -> tuple[dict[tuple[str, str], int],
     rows = ROWS // data
     activation, predicted = rows * LENGTH * WIDTH, rows * PREDICTIONS
     # Attention and feed-forward; backward queries, keys and values, together, and the wide kernel.
-    layers = LAYERS * (2 + 2) * 4 * activation
+    # In the last layer all but keys and values is at the predictions and [CLS].
+    read = rows * (PREDICTIONS + 1) * WIDTH
+    layers = 4 * ((LAYERS - 1) * (2 + 2) * activation + activation + 4 * read)
     head = 4 * predicted * WIDTH
     sums = 3 * 4 * predicted  # of exponentials, the label's logit, and the maximum beside it
     return {("all-reduce", "bf16"): 2 * activation, ("all-reduce", "f32"): layers + head + sums}, (
@@ -205,7 +211,7 @@ def test_all_three_together_gather_nothing_but_weights():
     _, maximum = tensor_parallel(data=4, tensor=2)
     gathers = [each for each in found if each.kind == "all-gather" and each.bytes > maximum]
     expected = {
-        ("all-gather", "bf16"): 2 * (2 * size.kernels + size.heads + size.table),
+        ("all-gather", "bf16"): 2 * size.gathered,
         ("all-gather", "f32"): 4 * size.positions,
     }
     assert_sent(gathers, expected)
