@@ -4,8 +4,8 @@
 
 compiles all of them and writes `tests/planning/recorded.json` anew: commit it with the change that
 moved a figure, and say why. Programs are compiled at XLA's optimisation level O1, in under half the
-time: FLOPs and collectives are those of the full level; memory is more, for parameters of all layers
-but the last are copied out (`large` at 128 on v5e: 7.70 GiB, at the full level 6.58).
+time: FLOPs and collectives are those of the full level; memory is more, for parameters of all
+layers but the last are copied out (`large` at 128 on v5e: 7.70 GiB, at the full level 6.58).
 """
 
 import json
