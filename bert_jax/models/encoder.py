@@ -129,7 +129,7 @@ class Encoder(nn.Module):
         c = self.config
 
         def run(layers: Any, params: Any, hidden: jax.Array, *where: jax.Array) -> jax.Array:
-            rngs = {} if deterministic else {"dropout": self.make_rng("dropout")}
+            rngs = {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
             inputs = (hidden, attention_mask, segment_ids, *where)
             module = layers(c, deterministic, parent=None)
             return module.apply({"params": params}, *inputs, rngs=rngs)[0]
