@@ -85,8 +85,7 @@ class Encoder(nn.Module):
         """[B, L, D] and the mask [B, L], or the segments in its place, to [B, L, D].
 
         With `wanted`, int32 [B, W], to [B, W, D] of these positions: the last layer computes no
-        others. With `hidden_states`, to the input and every layer's output,
-        [layers + 1, B, L, D].
+        others. With `hidden_states`, to the input and every layer's output, [layers + 1, B, L, D].
         """
         c = self.config
         if c.scan_layers:
@@ -99,7 +98,7 @@ class Encoder(nn.Module):
             if hidden_states:
                 return jnp.concatenate([hidden[None], states])
             return last if wanted is None else at_positions(last, wanted)
-        layer = rematerialized(c)
+        layer = rematerialized(c, looped=False)
         every = [hidden]
         # A constant that layers share XLA writes out once, as large as what it is added to, and on
         # a CPU each layer reads it, where it could be part of the layer's one kernel
@@ -137,14 +136,15 @@ class Encoder(nn.Module):
         stack = nn.unbox(self.get_variable("params", "layer"))
         scanned = scan_over_layers(c, c.num_hidden_layers - 1, stacks=not deterministic)
         before_last = run(scanned, jax.tree.map(lambda x: x[:-1], stack), hidden)
-        return run(rematerialized(c), jax.tree.map(lambda x: x[-1], stack), before_last, wanted)
+        last = rematerialized(c, looped=False)
+        return run(last, jax.tree.map(lambda x: x[-1], stack), before_last, wanted)
 
 
 def scan_over_layers(config: BertConfig, length: int, stacks: bool) -> Any:
     """`length` layers as one, their parameters stacked; `stacks`: outputs or residuals as well."""
     same_in_all: Any = nn.broadcast
     return nn.scan(
-        rematerialized(config),
+        rematerialized(config, looped=_loops(config) and length > 1),
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True},
         in_axes=same_in_all,
@@ -164,11 +164,12 @@ def _loops(config: BertConfig) -> bool:
     return config.dtype == "float32" or device_platform() != "cpu"
 
 
-def rematerialized(config: BertConfig) -> Any:
+def rematerialized(config: BertConfig, looped: bool) -> Any:
     """`Layer`, of which the backward pass computes again what `config.remat` says.
 
     "dots" keeps the products with weights; attention scores, which grow with the square of the
-    length, are computed again.
+    length, are computed again. A loop's body (`looped`) is compiled on its own, so that nothing can
+    merge the two computations.
     """
     if config.remat == "none":
         return Layer
@@ -176,8 +177,6 @@ def rematerialized(config: BertConfig) -> Any:
         "dots": jax.checkpoint_policies.save_only_these_names(PROJECTION),
         "full": jax.checkpoint_policies.nothing_saveable,
     }[config.remat]
-    # A loop's body is compiled on its own, so that nothing can merge the two computations.
-    looped = config.scan_layers and _loops(config)
     return nn.remat(Layer, policy=policy, prevent_cse=not looped)
 
 

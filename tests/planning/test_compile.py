@@ -80,6 +80,22 @@ def test_the_last_layer_is_computed_at_what_is_read(scan_layers):
     phase = config.phases[0]
     computed = flops(compile_phase(config, phase, jax.devices()[:1]).text)
     assert 1 <= computed / step_flops(config.model, phase) <= 1.05
+    elsewhere = phase.batch_size * (phase.seq_len - phase.max_predictions)
+    left_out = 6 * elsewhere * (2 * 32 * 32 + 2 * 32 * 64 + 2 * 32 * phase.seq_len)
+    assert step_flops(config.model, phase) + left_out > 1.3 * computed
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_every_scanned_layer_is_computed_again(remat, layers):
+    """Layers in a row compute no more: what the compiler merged would be computed once."""
+    config = get_config()
+    config.model.num_hidden_layers, config.model.remat = layers, remat
+    phase, computed = config.phases[0], {}
+    for scan_layers in (True, False):
+        config.model.scan_layers = scan_layers
+        computed[scan_layers] = flops(compile_phase(config, phase, jax.devices()[:1]).text)
+    assert computed[True] >= computed[False] > 1.03 * step_flops(config.model, phase)
 
 
 def test_what_is_sharded_takes_a_share_of_the_memory(compiled):
