@@ -117,8 +117,11 @@ def stopped_on_eight(shards, tmp_path_factory) -> Path:
     return folder
 
 
-# Every checkpoint is kept, so that the run can be gone back to its step 50.
+# Every checkpoint is kept, so that the run can be gone back to its step 50. At the learning rate
+# of other tests, five times this, some steps' gradients make a difference of rounding thousands of
+# times as large, on any mesh (docs/reliability.md).
 SHAPE_FLAGS = [
+    "--config.optimizer.learning_rate=1e-3",
     *("--config.phases[0].steps=150", "--config.phases[1].steps=100"),
     *("--config.checkpoint_every=50", "--config.keep_checkpoints=9", "--config.eval_every=50"),
 ]
@@ -147,7 +150,7 @@ def test_on_another_shape_the_next_200_losses_are_the_same(
     assert losses[0][:50] == losses[1][:50]
     relative = np.abs(np.array(losses[0]) / losses[1] - 1)[50:]
     print(f"{count} x {devices} {mesh}: the largest relative difference is {relative.max():.1e}")
-    assert relative.max() < 1e-5
+    assert relative.max() < 1e-6
 
 
 @pytest.mark.slow

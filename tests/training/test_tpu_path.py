@@ -36,4 +36,6 @@ def test_each_tpu_draws_its_own_part_of_the_hardware_s_bits():
     model = dataclasses.replace(MODEL, dropout_bits="hardware")
     program = step_for_a_tpu(model, 128)
     drawn = set(re.findall(r"= u32\[([\d,]+)\]\S* rng-bit-generator\(", program))
-    assert drawn == {"4,128,128", "4,1,128,128"}
+    # Its own rows, heads and width: of all positions, and of 8 predictions and [CLS] in the last
+    # layer, which are all that is read of it.
+    assert drawn == {"4,128,128", "4,1,128,128", "4,9,128", "4,1,9,128"}
