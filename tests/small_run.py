@@ -167,7 +167,12 @@ class Processes:
             with log.open("w") as output:
                 self.processes.append(
                     subprocess.Popen(
-                        arguments, cwd=ROOT, env=environment, stdout=output, stderr=output
+                        arguments,
+                        cwd=ROOT,
+                        env=environment,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,  # a group of its own, for signals to all of it
                     )
                 )
 

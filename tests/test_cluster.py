@@ -243,25 +243,14 @@ def test_the_launcher_starts_all_again_where_one_is_killed(shards, tmp_path):
     assert_equal_runs(killed, whole, 304)
 
 
-# A group of its own, to which Ctrl-C is sent as a terminal does it; pytest may have been started
-# with Ctrl-C ignored.
-FOREGROUND = """
-import os, signal, sys
-os.setsid()
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execvp(sys.argv[1], sys.argv[1:])
-"""
-
-
 @pytest.mark.slow
 def test_ctrl_c_has_the_launcher_save_and_say_how_to_go_on(shards, tmp_path):
     (tmp_path / "checkout").mkdir()
     launcher, directory = checkout(tmp_path / "checkout"), tmp_path / "run"
-    arguments = [sys.executable, "-c", FOREGROUND, "bash", str(launcher), "2"]
-    arguments += command(shards, directory, *ENDLESS)[3:]
+    arguments = ["bash", str(launcher), "2", *command(shards, directory, *ENDLESS)[3:]]
     with Processes(tmp_path / "logs", [arguments]) as processes:
         processes.until(lambda: len(read_metrics(directory)) > 5)
-        os.killpg(processes.processes[0].pid, signal.SIGINT)
+        os.killpg(processes.processes[0].pid, signal.SIGINT)  # as a terminal sends it
         assert processes.wait(LONG) == [75], processes.output(0)
         assert "[0] stopped" in processes.output(0)
     assert len(saved_steps(directory / "checkpoints")) == 1
