@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.batches import PREDICTIONS
-from benchmarks.step_jax import Trainer
-from bert_jax.config import Config, Phase, model_size
+from benchmarks.step_jax import Trainer, model_of
+from bert_jax.config import Config, Phase
 from bert_jax.data.packing import PackedExamples
 from bert_jax.data.pipeline import Batch, PairExamples, open_examples
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
@@ -63,9 +63,8 @@ def seconds(trainer: Trainer, batch: Batch) -> float:
 def main() -> None:
     directory, size = Path(sys.argv[1]), (*sys.argv[2:], "mini")[0]
     tokenizer = load_tokenizer(directory / "tokenizer")
-    config = Config(model=model_size(size))
+    config = Config(model=model_of(size, "bfloat16"))
     config.model.vocab_size = tokenizer.vocab_size
-    config.model.dtype, config.model.scan_layers = "bfloat16", size in ("base", "large")
     config.data.packing = True
     print_shares(directory, tokenizer, config)
 

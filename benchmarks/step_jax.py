@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from benchmarks.batches import phase_of, read_batch
-from bert_jax.config import Config, model_size
+from bert_jax.config import BertConfig, Config, model_size
 from bert_jax.training.program import pretraining_program
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import create_state
@@ -40,12 +40,17 @@ class Trainer:
             jax.block_until_ready((self.state, outcome))
 
 
+def model_of(size: str, dtype: str) -> BertConfig:
+    """A size, its layers scanned where its recipe has them so."""
+    model = model_size(size)
+    model.dtype, model.scan_layers = dtype, size in ("base", "large")
+    return model
+
+
 def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
     """A function that takes one step, and waits for it."""
     arrays = read_batch(batch)
-    config = Config(model=model_size(size))
-    config.model.dtype = dtype
-    config.model.scan_layers = size in ("base", "large")  # as their recipes have it
+    config = Config(model=model_of(size, dtype))
     config.data.packing = "segment_ids" in arrays
     config.phases = (phase_of(arrays),)
     trainer = Trainer(config)
