@@ -44,7 +44,8 @@ install() {
     say "making $VENV with $("$python" --version)"
     "$python" -m venv --clear "$VENV" || fail "could not make $VENV"
   fi
-  say "installing the package and what it needs (the first time takes minutes and 2.5 GB of disk)"
+  say "installing the package and what it needs (the first time takes minutes and 2.5 GB of disk," \
+    "or 8 with PyTorch for the tests)"
   "$VENV/bin/python" -m pip install -qq --disable-pip-version-check \
     -c "$ROOT/constraints.txt" -e "$ROOT$extra" || fail "the installation failed: see above"
   echo "$wanted" >"$stamp"

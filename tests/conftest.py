@@ -1,6 +1,8 @@
 """What every test runs under: eight virtual CPU devices, no network, a fixed order of examples."""
 
 import atexit
+import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -26,6 +28,11 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # The TPU's compiler is no TPU that two processes could fight for, or ask the network about.
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+
+# PyTorch's wheels for GPUs, PyPI's, bring Triton along, which ends the process where TensorFlow was
+# loaded before it, and does not where it comes first (triton 3.7.1, tensorflow-cpu 2.21).
+with contextlib.suppress(ModuleNotFoundError):
+    importlib.import_module("triton")
 
 import pytest
 from fake_cloud import Cloud
