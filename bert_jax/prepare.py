@@ -40,6 +40,7 @@ from bert_jax.data.preparation import (
 )
 from bert_jax.data.shards import Manifest
 from bert_jax.data.tokenization import (
+    MIN_VOCAB_SIZE,
     Tokenizer,
     load_tokenizer,
     new_pieces,
@@ -48,6 +49,9 @@ from bert_jax.data.tokenization import (
 from bert_jax.data.workers import worker_pool
 from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
 from bert_jax.flags import Parser
+
+# The manifest's settings tell by it what the words in `new_tokens` were: the file may change.
+_NEW_PIECES = "new_tokens_digest"
 
 
 def prepare(
@@ -63,7 +67,8 @@ def prepare(
 
     Args:
       corpus: what to read, and how.
-      vocab_size: pieces of the vocabulary to train; not used where `corpus.vocab` gives one.
+      vocab_size: pieces of the vocabulary to train, `corpus.new_tokens` among them; not used where
+        `corpus.vocab` gives one.
       output: a directory that does not exist yet, or that these settings made: then it is kept.
       workers: processes; None is one a core.
       progress: show progress bars and a summary.
@@ -83,8 +88,9 @@ def prepare(
         shutil.rmtree(root, ignore_errors=True)  # a run may have ended just before it did this
         return manifest
     _check_replaceable(output)
+    new = _new_pieces(corpus, vocab_size)
     source = open_source(corpus)
-    given = _given_vocabulary(corpus) if corpus.vocab else None
+    given = _given_vocabulary(corpus, new) if corpus.vocab else None
     seconds = {} if seconds is None else seconds
     space = Workspace(root, workers or len(os.sched_getaffinity(0)), progress, seconds)
     with _explained(root), _locked(root), worker_pool(space.workers) as pool:
@@ -92,16 +98,16 @@ def prepare(
         with space.timed("reading"):
             inventory = read_corpus(space, source, corpus.heldout_fraction, pool)
             sides = choose_sides(inventory.hashes, inventory.heldout)
-        _keep_if_same_inputs(space, [inventory.inputs, given.digest if given else None])
+        _keep_if_same_inputs(space, [inventory.inputs, given.digest if given else _digest(new)])
         with space.timed("vocabulary"):
-            tokenizer = _vocabulary(space, corpus, vocab_size, inventory, sides, given)
+            tokenizer = _vocabulary(space, corpus, vocab_size, new, inventory, sides, given)
         with space.timed("encoding"):
             splits, counts = encode_corpus(space, inventory, sides, tokenizer, pool)
         train, heldout = (splits[split].documents for split in shards.SPLITS)
         check_documents(train, heldout)
         manifest = Manifest(
             source=corpus.source,
-            corpus=settings,
+            corpus=settings | ({_NEW_PIECES: _digest(new)} if new else {}),
             inputs=inventory.inputs,
             tokenizer_digest=tokenizer.digest,
             vocab_size=tokenizer.vocab_size,
@@ -152,16 +158,25 @@ def _already_there(
                 f"{output}: prepared with {name}={manifest.corpus.get(name)!r}, not {value!r}; "
                 "give another --output, or delete it to prepare it again"
             )
-    # Shards outlive the file of their vocabulary; where it is there, it may be another by now.
-    there = bool(corpus.vocab) and Path(corpus.vocab).exists()
-    if there and _given_vocabulary(corpus).digest != manifest.tokenizer_digest:
+    # Shards outlive the files of their vocabulary; where these are there, they may differ by now.
+    files = [path for path in (corpus.vocab, corpus.new_tokens) if path]
+    there = all(Path(path).exists() for path in files)
+    if there and not _has_vocabulary(manifest, corpus, settings["vocab_size"]):
         raise UserError(
-            f"{output}: prepared with another vocabulary than {corpus.vocab} holds now; give "
-            "another --output, or delete it to prepare it again"
+            f"{output}: prepared with another vocabulary than {' and '.join(files)} holds now; "
+            "give another --output, or delete it to prepare it again"
         )
     if progress:
         print(f"{output} is prepared already with these settings; delete it to prepare it again")
     return manifest
+
+
+def _has_vocabulary(manifest: Manifest, corpus: CorpusConfig, vocab_size: int) -> bool:
+    """Whether shards were made with what the files that `corpus` names hold now."""
+    new = _new_pieces(corpus, vocab_size)
+    if corpus.vocab:
+        return _given_vocabulary(corpus, new).digest == manifest.tokenizer_digest
+    return manifest.corpus.get(_NEW_PIECES) == _digest(new)
 
 
 @contextmanager
@@ -214,7 +229,7 @@ def _keep_if_same_inputs(space: Workspace, inputs: list[str | None]) -> None:
     """Clear the vocabulary and the shards that an earlier run made of another text or vocabulary.
 
     Args:
-      inputs: digests of the text and of the vocabulary that is given.
+      inputs: digests of the text and of the vocabulary, or the new pieces, that are given.
     """
     path = space.root / "inputs.json"
     if read_json(path) != inputs:
@@ -231,16 +246,33 @@ def _clear(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _given_vocabulary(corpus: CorpusConfig) -> Tokenizer:
+def _new_pieces(corpus: CorpusConfig, vocab_size: int) -> list[str]:
+    """What `corpus.new_tokens` adds; a vocabulary that is trained has room for it."""
+    new = new_pieces(corpus.new_tokens) if corpus.new_tokens else []
+    if new and not corpus.vocab and vocab_size - len(new) < MIN_VOCAB_SIZE:
+        raise UserError(
+            f"vocab_size={vocab_size}: {corpus.new_tokens} adds {len(new)} of these pieces, and at "
+            f"least {MIN_VOCAB_SIZE} must be left to train"
+        )
+    return new
+
+
+def _digest(new: list[str]) -> str | None:
+    """Of new pieces in their order; None where there are none."""
+    return hashlib.blake2b("\n".join(new).encode(), digest_size=16).hexdigest() if new else None
+
+
+def _given_vocabulary(corpus: CorpusConfig, new: list[str]) -> Tokenizer:
     """What `corpus.vocab` names, with its new tokens."""
     tokenizer = load_tokenizer(corpus.vocab, lowercase=None if corpus.lowercase else False)
-    return tokenizer.extended(new_pieces(corpus.new_tokens)) if corpus.new_tokens else tokenizer
+    return tokenizer.extended(new) if new else tokenizer
 
 
 def _vocabulary(
     space: Workspace,
     corpus: CorpusConfig,
     vocab_size: int,
+    new: list[str],
     inventory: Inventory,
     sides: np.ndarray,
     given: Tokenizer | None,
@@ -249,11 +281,11 @@ def _vocabulary(
     if not space.tokenizer.is_dir():
         tokenizer = given
         if tokenizer is None:
-            space.tell(f"training a vocabulary of {vocab_size:,} pieces")
+            size = vocab_size - len(new)  # the model has rows for vocab_size pieces in all
+            space.tell(f"training a vocabulary of {size:,} pieces")
             sentences = training_sentences(space, inventory, sides)
-            tokenizer = train_tokenizer(corpus.tokenizer, sentences, vocab_size, corpus.lowercase)
-            if corpus.new_tokens:
-                tokenizer = tokenizer.extended(new_pieces(corpus.new_tokens))
+            tokenizer = train_tokenizer(corpus.tokenizer, sentences, size, corpus.lowercase)
+            tokenizer = tokenizer.extended(new) if new else tokenizer
         temporary = space.root / "tokenizer.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         tokenizer.save(temporary)
@@ -300,7 +332,8 @@ def _parser() -> Parser:
         "--vocab_size",
         type=int,
         default=BertConfig().vocab_size,
-        help="pieces of the vocabulary to train (default: %(default)s); --vocab has its own",
+        help="pieces of the vocabulary to train, --new_tokens among them (default: %(default)s); "
+        "--vocab has its own",
     )
     parser.add_argument(
         "--output",

@@ -194,6 +194,75 @@ def test_a_vocabulary_of_ones_own(tmp_path: Path) -> None:
     assert prepare(corpus, 30522, tmp_path / "out", workers=1, progress=False) == manifest
 
 
+def with_words(folder: Path, *words: str) -> CorpusConfig:
+    """A small corpus, and words to add to the vocabulary that is trained on it."""
+    corpus = write_lines(folder / "corpus.txt", make_documents(40))
+    (folder / "words.txt").write_text("".join(word + "\n" for word in words))
+    corpus.new_tokens = str(folder / "words.txt")
+    return corpus
+
+
+def test_new_tokens_are_among_the_pieces_asked_for(tmp_path: Path) -> None:
+    corpus = with_words(tmp_path, "zebra", "##zz")
+    manifest = prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    assert manifest.vocab_size == VOCAB_SIZE
+    tokenizer = load_tokenizer(tmp_path / "out" / "tokenizer")
+    assert tokenizer.vocab_size == VOCAB_SIZE
+    assert tokenizer.pieces[-2:] == ["zebra", "##zz"]
+
+
+def test_new_tokens_that_leave_no_room(tmp_path: Path) -> None:
+    corpus = with_words(tmp_path, "zebra", "##zz")
+    with pytest.raises(
+        UserError, match=r"vocab_size=33: \S+words.txt adds 2 .* at least 32"
+    ) as told:
+        prepare(corpus, 33, tmp_path / "out", workers=1, progress=False)
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "out.partial").exists()  # told before the text is read
+    assert prepare(corpus, 34, tmp_path / "out", workers=1, progress=False).vocab_size <= 34
+
+
+def test_new_tokens_in_a_bad_file_are_told_first(tmp_path: Path) -> None:
+    corpus = with_words(tmp_path)
+    corpus.new_tokens = str(tmp_path / "wrods.txt")
+    with pytest.raises(UserError, match=r"wrods\.txt: cannot be read"):
+        prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["yak"], ["##zz"], ["##zz", "zebra"], ["zebra", "##zz", "yak"], []]
+)
+def test_other_new_tokens_are_not_prepared_already(tmp_path: Path, words: list[str]) -> None:
+    corpus = with_words(tmp_path, "zebra", "##zz")
+    manifest = prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    assert prepare(corpus, VOCAB_SIZE, tmp_path / "out", progress=False) == manifest
+    with_words(tmp_path, *words)
+    with pytest.raises(UserError, match=r"prepared with another vocabulary than \S+words.txt"):
+        prepare(corpus, VOCAB_SIZE, tmp_path / "out", progress=False)
+    (tmp_path / "words.txt").unlink()  # shards outlive it
+    assert prepare(corpus, VOCAB_SIZE, tmp_path / "out", progress=False) == manifest
+
+
+def test_other_new_tokens_make_the_shards_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    corpus = with_words(tmp_path, "zebra", "##zz")
+    with monkeypatch.context() as patched:
+        patched.setattr("bert_jax.prepare.encode_corpus", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    assert (tmp_path / "out.partial" / "done" / "tokenizer").is_dir()
+    with_words(tmp_path, "yak")
+    for output in ("out", "fresh"):
+        prepare(corpus, VOCAB_SIZE, tmp_path / output, workers=1, progress=False)
+    assert load_tokenizer(tmp_path / "out" / "tokenizer").pieces[-1] == "yak"
+    assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
+
+
 def test_what_cannot_be_replaced_is_told_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,8 @@ def stage(source: Path, directory: Path) -> Staged:
         with ThreadPoolExecutor(_READERS) as readers:
             sizes = list(readers.map(lambda item: _copy(source, directory, *item), files))
             paths = (path for folder in _FOLDERS for path in (source / folder).glob("*"))
-            beside = [path for path in paths if path.is_file()]
+            # A plan is written to *.tmp first, which goes at any moment, or a killed run has left.
+            beside = [path for path in paths if path.suffix != ".tmp" and path.is_file()]
             list(readers.map(lambda path: _copy_beside(path, source, directory), beside))
         replace_file(directory / MANIFEST, content)
     except OSError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.data.shards import SPLITS, open_shards
+from bert_jax.data.shards import SPLITS, checksum, open_shards
 from bert_jax.data.staging import stage
 from bert_jax.errors import UserError
 
@@ -64,6 +64,27 @@ def test_other_shards_in_the_same_place_are_replaced(shards, tmp_path):
     (staged / "manifest.json").write_text("{}")
     stage(shards, staged)
     assert contents(staged) == contents(shards)
+
+
+def test_files_that_a_plan_is_being_written_to_are_left_alone(shards, tmp_path, monkeypatch):
+    """They may be gone at any moment, and a killed run leaves them behind."""
+    source = shutil.copytree(shards, tmp_path / "source")
+    (source / "pairs").mkdir(exist_ok=True)
+    (source / "pairs/aa.json").write_text("{}")
+    left = [source / "pairs/bb.npy.0123.tmp", source / "tokenizer/tokenizer.json.tmp"]
+    for path in left:
+        path.write_text("half")
+
+    def gone(path: Path) -> str:
+        if path in left:
+            path.unlink()
+        return checksum(path)
+
+    monkeypatch.setattr("bert_jax.data.staging.checksum", gone)
+    stage(source, tmp_path / "staged")
+    assert all(path.exists() for path in left)
+    expected = {name: data for name, data in contents(source).items() if not name.endswith(".tmp")}
+    assert contents(tmp_path / "staged") == expected
 
 
 def test_the_command(shards, tmp_path):
