@@ -16,12 +16,16 @@ _MASKS = 2
 _TOP = 5
 
 
-def choose_sentences(shards: list[Shard], count: int) -> list[np.ndarray]:
-    """Ids of `count` held-out sentences of moderate length, evenly spread over the documents."""
+def choose_sentences(shards: list[Shard], count: int, positions: int) -> list[np.ndarray]:
+    """Ids of `count` held-out sentences of moderate length, evenly spread over the documents.
+
+    With [CLS] and [SEP] none has more pieces than the model has `positions`.
+    """
+    longest = min(_LONGEST, positions - 2)
     found: list[np.ndarray] = []
     for shard in shards:
         lengths = np.diff(shard.sentences.astype(np.int64))
-        fit = np.flatnonzero((lengths >= _SHORTEST) & (lengths <= _LONGEST))
+        fit = np.flatnonzero((lengths >= _SHORTEST) & (lengths <= longest))
         spread = fit[np.linspace(0, len(fit) - 1, min(count, len(fit))).astype(int)]
         starts = shard.sentences[spread].astype(np.int64)
         found += [
@@ -41,7 +45,7 @@ def mask_sentences(sentences: list[np.ndarray], tokenizer: Tokenizer) -> dict[st
       input_ids, token_type_ids, attention_mask int32 [B, L], masked_lm_positions and
       masked_lm_ids int32 [B, P]; repeated positions where a sentence has fewer such words.
     """
-    length = _LONGEST + 2
+    length = max(map(len, sentences)) + 2
     batch = np.full((len(sentences), length), tokenizer.pad_id, np.int32)
     positions = np.zeros((len(sentences), _MASKS), np.int32)
     for row, ids in enumerate(sentences):

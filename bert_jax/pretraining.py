@@ -149,7 +149,8 @@ def _train(config: Config, session: Session) -> bool:
         if int(state.step) == 0:
             return _nothing_to_save(cluster)
         save_last(run, state)
-        finished = int(state.step) == config.total_steps
+        # A stop may come in the last evaluation, which then is left to the resumed run.
+        finished = window.evaluated == config.total_steps
 
         # 6. What a person wants to see; a run that is stopped leaves at once.
         if finished:
@@ -332,7 +333,9 @@ def _predictions(
     def logits(params: Any, inputs: Mapping[str, jax.Array]) -> jax.Array:
         return objective.forward(params, inputs, None)["mlm_logits"]
 
-    sentences = choose_sentences(open_shards(config.data.dir, "heldout"), _SENTENCES)
+    sentences = choose_sentences(
+        open_shards(config.data.dir, "heldout"), _SENTENCES, config.model.max_position_embeddings
+    )
     if not sentences:
         return None
     return predict_masks(functools.partial(logits, state.params), sentences, tokenizer)

@@ -71,10 +71,10 @@ def stop_after(stop_at: int, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "stop_at", [5, 8, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+    "stop_at", [5, 8, 12, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
 )
 def test_a_stopped_run_goes_on_bit_for_bit(shards, finished_run, tmp_path, monkeypatch, stop_at):
-    """SIGTERM in the first phase, at its end and in the second: the history is the same."""
+    """SIGTERM in the first phase, at its end, in the second and at the end: the same history."""
     with monkeypatch.context() as patch:
         stop_after(stop_at, patch)
         assert not train(small_config(shards), tmp_path / "run")
@@ -145,6 +145,14 @@ def test_a_packed_run_is_the_unpacked_one(shards, packed_run, tmp_path):
             [record[loss] for record in history(run)] for run in (packed_run, tmp_path / "run")
         )
         np.testing.assert_allclose(packed, unpacked, rtol=1e-5)
+
+
+def test_masks_are_filled_by_a_model_of_few_positions(shards, tmp_path):
+    config = small_config(shards)
+    config.model.max_position_embeddings = 16
+    config.phases = (Phase(seq_len=16, steps=2, batch_size=8, max_predictions=3),)
+    assert train(config, tmp_path / "run")
+    assert json.loads((tmp_path / "run/predictions.json").read_text())["examples"]
 
 
 def test_without_next_sentence_prediction(shards, tmp_path):
