@@ -33,6 +33,7 @@ from bert_jax.data.vocabulary_files import (
     read_vocab,
     sentencepiece_backend,
     single_spaces,
+    wordpiece_rules,
 )
 from bert_jax.data.vocabulary_training import (
     cut_text,
@@ -235,20 +236,17 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
     else:
         pieces = read_vocab(path)
         names = special_names(pieces, path, config)
-        cased = any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
+        # Google's Chinese vocabulary, which is of lower case, has <S> and <T> beside [CLS].
+        plain = [piece for piece in pieces if piece[:1] not in ("[", "<")]
+        cased = any(piece != piece.lower() for piece in plain)
         lowercase = not cased if lowercase is None else lowercase
         accented = any(piece != _without_accents(piece) for piece in pieces)
-        rules = {
+        defaults = {
             "do_lower_case": lowercase,
             "tokenize_chinese_chars": True,
             "strip_accents": False if accented and lowercase else None,
         }
-        rules = {key: config.get(key, default) for key, default in rules.items()}
-        if not all(
-            isinstance(value, bool) or (value is None and key == "strip_accents")
-            for key, value in rules.items()
-        ):
-            raise UserError(f"{config_path}: {', '.join(rules)} must be true or false")
+        rules = wordpiece_rules(config, config_path, defaults)
         backend = _wordpiece_backend(pieces, names["unk_token"], *rules.values())
         backend.add_tokens(read_added_tokens(path.with_name("added_tokens.json"), pieces))
     names = special_names(backend.get_vocab(), path, config)

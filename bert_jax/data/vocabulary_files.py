@@ -92,6 +92,25 @@ def read_json(path: Path) -> dict:
     return content
 
 
+def wordpiece_rules(config: dict, path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
+    """What a tokenizer_config.json says of the rules in `defaults`.
+
+    Raises:
+      UserError: it says something else than true or false, or that another program than BERT's
+        cuts text into words or words into pieces (as for many a Japanese model).
+    """
+    for key, known in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
+        if config.get(key, known) != known:
+            raise UserError(f"{path}: {key} is {config[key]!r}; known is {known!r} alone")
+    rules = {key: config.get(key, default) for key, default in defaults.items()}
+    if not all(
+        isinstance(value, bool) or (value is None and key == "strip_accents")
+        for key, value in rules.items()
+    ):
+        raise UserError(f"{path}: {', '.join(rules)} must be true or false")
+    return rules
+
+
 def read_added_tokens(path: Path, pieces: list[str]) -> list[str]:
     """What an added_tokens.json, where there is one, puts after the pieces of a vocab.txt.
 

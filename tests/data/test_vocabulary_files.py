@@ -65,6 +65,8 @@ def test_case_of_a_bare_vocab(tmp_path):
     path.write_text(GOOD)
     assert encodes_capitals()  # no capital in the vocabulary: text is put in lower case
     assert not encodes_capitals(lowercase=False)
+    path.write_text(GOOD + "<S>\n")
+    assert encodes_capitals()  # as Google's Chinese vocabulary has it, which is of lower case
     path.write_text(GOOD + "The\n")
     assert not encodes_capitals()
     assert encodes_capitals(lowercase=True)
@@ -73,6 +75,16 @@ def test_case_of_a_bare_vocab(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": "yes"}))
     with pytest.raises(UserError, match="do_lower_case"):
         encodes_capitals()
+
+
+@pytest.mark.parametrize(
+    "field", [{"word_tokenizer_type": "mecab"}, {"subword_tokenizer_type": "character"}]
+)
+def test_words_that_another_program_cuts_are_refused(field, tmp_path):
+    (tmp_path / "vocab.txt").write_text(GOOD)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(field))
+    with pytest.raises(UserError, match=r"_tokenizer_type is '(mecab|character)'"):
+        load_tokenizer(tmp_path)
 
 
 def test_accents_of_a_bare_vocab_stay_where_pieces_have_them(tmp_path):
