@@ -4,6 +4,8 @@ Every tensor keeps its bytes, but for what --dtype and --max_position_embeddings
 missing, left over or dropped is listed.
 """
 
+import dataclasses
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +18,7 @@ from bert_jax.interop.load import load_weights, reduced, resized
 from bert_jax.interop.names import PARTS
 from bert_jax.interop.runs import write_run
 from bert_jax.interop.weights import DTYPES, Weights, parameter_count
+from bert_jax.tasks.registry import TASK_FILE, stated_task
 
 _EXAMPLES = """examples:
   python -m bert_jax.convert runs/books books-bert --to=hf
@@ -103,11 +106,28 @@ def convert(weights: Weights, destination: Path, form: str, dtype: str = "float3
         with tempfile.TemporaryDirectory(prefix=prefix, dir=destination.parent) as folder:
             written = Path(folder, destination.name)
             written.mkdir()
-            weights = _FORMS[form](weights, written, dtype)
+            weights = _with_task(_FORMS[form](weights, written, dtype), written, form)
             written.replace(destination)
     except OSError as error:
         raise UserError(f"{error.filename or destination}: {error.strerror or error}") from error
     return weights
+
+
+def _with_task(weights: Weights, written: Path, form: str) -> Weights:
+    """Copy what a fine-tuned model says of its task to a Hugging Face directory with its head.
+
+    Returns:
+      `weights`, with a note where it is left behind.
+    """
+    path = Path(weights.source, TASK_FILE)
+    task = stated_task(path)
+    if task is None:
+        return weights
+    if form == "hf" and task.architecture == weights.architecture:
+        shutil.copyfile(path, written / TASK_FILE)
+        return weights
+    lost = f"{TASK_FILE} (settings of the task, which go with its head, by --to=hf)"
+    return dataclasses.replace(weights, dropped=(*weights.dropped, lost))
 
 
 def _check_destination(destination: Path) -> None:

@@ -1,5 +1,6 @@
 """The command `convert`: its help, its summary, its errors, and what it does without."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ from safetensors.torch import load_file, save_file
 from bert_jax.convert import convert
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
+from bert_jax.interop.load import reduced
+from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.registry import load_task, task_to_json
 
 ROOT = Path(__file__).parent.parent
 # To Python, a module whose entry is None is not installed.
@@ -81,6 +85,20 @@ def test_the_summary_says_what_became_of_every_name(source, tmp_path):
     ]
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert written["bert.embeddings.position_embeddings.weight"].shape == (50, 32)
+
+
+def test_what_a_model_was_fine_tuned_for_goes_along(tmp_path):
+    source = save_peer(peer("BertForSequenceClassification", num_labels=3), tmp_path / "theirs")
+    task = Classification(labels=("bad", "fair", "good"), text_column="review", max_length=16)
+    (source / "task.json").write_text(json.dumps(task_to_json(task)))
+    weights = load_weights(source)
+    told = convert(weights, tmp_path / "hf", "hf", "float16")
+    assert not told.dropped
+    assert load_task(tmp_path / "hf", load_weights(tmp_path / "hf")) == task
+    for form, left in (("google", weights), ("hf", reduced(weights, "BertModel"))):
+        told = convert(left, tmp_path / f"{form}-encoder", form)
+        assert told.dropped[-1].startswith("task.json")
+        assert not (tmp_path / f"{form}-encoder/task.json").exists()
 
 
 def test_mistakes_are_told_in_one_line(source, tmp_path):

@@ -63,6 +63,16 @@ def task_from_json(fields: dict[str, Any], where: str) -> Task:
         raise UserError(f"{where}: not the settings of a {kind} task ({error})") from error
 
 
+def stated_task(path: Path) -> Task | None:
+    """The task that a task.json tells, None where there is no such file.
+
+    Raises:
+      UserError: it tells something else.
+    """
+    fields = read_json(path, _MAX_BYTES)
+    return None if fields is None else task_from_json(fields, str(path))
+
+
 def load_task(directory: Path, weights: Weights) -> Task:
     """The task that a model was fine-tuned for.
 
@@ -73,9 +83,8 @@ def load_task(directory: Path, weights: Weights) -> Task:
     Raises:
       UserError: it was fine-tuned for none, or its files contradict each other.
     """
-    fields = read_json(directory / TASK_FILE, _MAX_BYTES)
-    if fields is not None:
-        task = task_from_json(fields, str(directory / TASK_FILE))
+    task = stated_task(directory / TASK_FILE)
+    if task is not None:
         if task.architecture != weights.architecture:
             raise UserError(
                 f"{directory}: {TASK_FILE} is of a {task.architecture}, and the weights of a "
@@ -84,6 +93,8 @@ def load_task(directory: Path, weights: Weights) -> Task:
         return task
     problem = weights.head_fields.get("problem_type")
     kind = _KINDS.get((weights.architecture, problem))
+    if kind == "classification" and problem is None and weights.labels == 1:
+        kind = "regression"  # as transformers takes it
     if kind is None:
         raise UserError(
             f"{weights.source}: is a {weights.architecture} and has no head of a task; fine-tune "

@@ -49,9 +49,11 @@ def test_classes_are_those_of_transformers(problem, tmp_path):
             assert label == prediction["predicted"] == best
 
 
-def test_values_are_those_of_transformers(tmp_path):
+@pytest.mark.parametrize("problem", [None, "regression"])
+def test_values_are_those_of_transformers(problem, tmp_path):
+    """One output is a value, also where nothing says so: cross-encoders are such models."""
     source, predictor = made(
-        tmp_path, "BertForSequenceClassification", num_labels=1, problem_type="regression"
+        tmp_path, "BertForSequenceClassification", num_labels=1, problem_type=problem
     )
     pipeline: Any = transformers.pipeline("text-classification", str(source))
     predictions = asked(predictor, [(text,) for text in TEXTS])
