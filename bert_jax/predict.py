@@ -115,13 +115,19 @@ def _add_top(command: argparse.ArgumentParser) -> None:
 
 
 def _add_pair(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--pair", dest="second", metavar="TEXT", help="second text of each item")
+    command.add_argument(
+        "--pair", dest="second", type=_text, metavar="TEXT", help="second text of each item"
+    )
 
 
 def _add_context(command: argparse.ArgumentParser) -> None:
     _add_top(command)
     command.add_argument(
-        "--context", dest="second", metavar="TEXT", help="text that all questions are about"
+        "--context",
+        dest="second",
+        type=_text,
+        metavar="TEXT",
+        help="text that all questions are about",
     )
 
 
@@ -167,6 +173,12 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return text
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from bert_jax.allocator import SETTINGS
 from bert_jax.errors import UserError, run_main
 from bert_jax.prediction import command
 from bert_jax.prediction.predictor import Predictor
+from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.registry import task_to_json
 
 ROOT = Path(__file__).parent.parent
 COMMAND = [sys.executable, "-m", "bert_jax.predict"]
@@ -115,6 +118,7 @@ def test_every_source_gives_the_same(models, objects, tmp_path):
         file.write(text)
     rows = [json.dumps({"id": 1, "sentence": line}) for line in LINES]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    (tmp_path / "rows.json").write_text(f"[{','.join(rows)}]")
     (tmp_path / "rows.csv").write_text("sentence\n" + "".join(f'"{line}"\n' for line in LINES))
     ask = ("fill-mask", models["pretrained"])
     expected = objects(*ask, *LINES)
@@ -123,6 +127,7 @@ def test_every_source_gives_the_same(models, objects, tmp_path):
         objects(*ask, f"--input={tmp_path}/lines.txt"),
         objects(*ask, f"--input={tmp_path}/lines.txt.gz"),
         objects(*ask, f"--input={tmp_path}/rows.jsonl", "--columns=sentence"),
+        objects(*ask, f"--input={tmp_path}/rows.json", "--columns=sentence"),
         objects(*ask, f"--input={tmp_path}/rows.csv", "--columns=sentence"),
     ]
     for answers in found:
@@ -350,6 +355,8 @@ def test_mistakes_are_told(words, stdin, told, models, said):
         (["fill-mask"], "MODEL"),
         (["fill-mask", "MODEL", "a", "--top=0"], "'0' is not a number from 1 on"),
         (["embed", "MODEL", "a", "--weights=a"], "'a' are not numbers with commas"),
+        (["classify", "MODEL", "a", "--pair="], "argument --pair: is empty"),
+        (["answer", "MODEL", "a", "--context= "], "argument --context: is empty"),
         (["fill-mask", "no/such", "a [MASK]"], "no/such: no such file or directory"),
     ],
 )
@@ -380,14 +387,45 @@ def test_what_is_no_text_is_told(models, said, tmp_path):
         said("fill-mask", models["pretrained"], f"--input={tmp_path}/latin")
 
 
-def test_longer_texts_are_counted(models, said, monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys, "argv", ["predict", "classify", models["classify"], "bird " * 60, "a stone"]
-    )
+def test_a_mistake_leaves_the_files_that_are_there(models, said, tmp_path):
+    given, answers = tmp_path / "given.jsonl", tmp_path / "answers.jsonl"
+    given.write_text('{"text": "a stone"}\n')
+    answers.write_text("of yesterday\n")
+    ask = ("classify", models["classify"], f"--input={given}")
+    with pytest.raises(UserError, match="is the file of --input"):
+        said(*ask, f"--output={given}")
+    with pytest.raises(UserError, match="no column 'review'"):
+        said(*ask, "--columns=review", f"--output={answers}")
+    assert given.read_text() == '{"text": "a stone"}\n'
+    assert answers.read_text() == "of yesterday\n"
+
+
+def test_files_need_not_name_the_columns_that_the_task_has_names_for(
+    models, objects, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model = shutil.copytree(models["classify"], tmp_path / "model")
+    labels, names = ("bad", "fair", "good"), ("id", "", "sentence")
+    task = Classification(labels=labels, header=names, text_column="sentence", max_length=40)
+    (model / "task.json").write_text(json.dumps(task_to_json(task)))
+    (tmp_path / "plain.tsv").write_text("1\t0\ta stone\n2\t1\tthe river\n")
+    (tmp_path / "named.tsv").write_text("text\na stone\nthe river\n")
+    for more in (
+        [f"--input={tmp_path}/plain.tsv"],
+        [f"--input={tmp_path}/named.tsv", "--columns=text"],
+    ):
+        answers = objects("classify", "~/model", *more)
+        assert [answer["text"] for answer in answers] == ["a stone", "the river"]
+
+
+@pytest.mark.parametrize("command", ["classify", "tag"])
+def test_longer_texts_are_counted(command, models, said, monkeypatch, capsys):
+    texts = ["bird " * 60, "a stone"]
+    monkeypatch.setattr(sys, "argv", ["predict", command, models[command], *texts])
     predict.main()
     out, err = capsys.readouterr()
     assert err == "1 of 2 texts were longer than 40 pieces and were cut\n"
-    assert [json.loads(line).get("cut") for line in out.splitlines()] == [True, None]
+    assert [bool(json.loads(line).get("cut")) for line in out.splitlines()] == [True, False]
 
 
 def test_the_help_teaches_with_examples():

@@ -47,6 +47,7 @@ def answer(arguments: argparse.Namespace) -> None:
     elif arguments.texts:  # no more rows than there is work for
         fitting = 1 << (len(arguments.texts) - 1).bit_length()
         arguments.batch_size = min(arguments.batch_size, fitting)
+    _check_output(arguments)
     weights = load_weights(arguments.model)
     config = dataclasses.replace(weights.config, dtype=arguments.dtype)
     predictor = _predictor(arguments, dataclasses.replace(weights, config=config))
@@ -54,6 +55,13 @@ def answer(arguments: argparse.Namespace) -> None:
         _converse(arguments, predictor)
     else:
         _stream(arguments, predictor, _items(arguments, predictor))
+
+
+def _check_output(arguments: argparse.Namespace) -> None:
+    """Refuse to write where the texts are read from."""
+    given, output = arguments.input, arguments.output
+    if given and output and given.exists() and output.exists() and output.samefile(given):
+        raise UserError(f"--output={output}: is the file of --input; name another")
 
 
 def _predictor(arguments: argparse.Namespace, weights: Weights) -> Predictor:
@@ -82,7 +90,7 @@ def _predictor(arguments: argparse.Namespace, weights: Weights) -> Predictor:
 
 def _task(arguments: argparse.Namespace, weights: Weights) -> Task:
     """The task of the model, which `command` must be for."""
-    task = load_task(Path(arguments.model), weights)
+    task = load_task(Path(weights.source), weights)
     wanted = command_of(task)
     if wanted != arguments.command:
         raise UserError(
@@ -118,7 +126,9 @@ def _items(arguments: argparse.Namespace, predictor: Predictor) -> Iterator[Any]
         return
     columns, same = _columns(arguments, predictor)
     if path:
-        source = from_file(path, columns)
+        # Columns that are named stand in a first line.
+        header = () if arguments.columns else predictor.file_header
+        source = from_file(path, columns, header)
     elif arguments.texts:
         source = from_arguments(arguments.texts, columns)
     else:
@@ -157,15 +167,18 @@ def _stream(arguments: argparse.Namespace, predictor: Predictor, items: Iterable
     """Answer items chunk by chunk, in their order, and tell how fast."""
     begun, done, cut = time.monotonic(), 0, 0
     shown = not arguments.texts and sys.stderr.isatty()
+    chunks = _chunks(items, predictor.chunk)
+    # What cannot be read is told before an earlier file of answers is written over.
+    first = list(itertools.islice(chunks, 1))
     with (
         _sink(arguments, predictor) as sink,
         tqdm(unit=" texts", disable=not shown, file=sys.stderr) as bar,
     ):
-        for chunk in _chunks(items, predictor.chunk):
+        for chunk in itertools.chain(first, chunks):
             predictions = predictor.predict(chunk)
             sink.write(predictions)
             done += len(chunk)
-            cut += sum(prediction.get("cut", False) for prediction in predictions)
+            cut += sum(bool(prediction.get("cut")) for prediction in predictions)
             bar.update(len(chunk))
     seconds = time.monotonic() - begun
     if not arguments.texts:

@@ -36,6 +36,7 @@ class Predictor(ABC):
 
     Attributes:
       columns: what the texts of an item are called: columns of a file, words to ask a person with.
+      file_header: names of the columns of tables that do not name them.
       header: of the table that `rows` are of.
       chunk: items that are predicted together; what they come to is in memory at once.
       max_length: of a sequence, in pieces.
@@ -43,6 +44,7 @@ class Predictor(ABC):
     """
 
     columns: tuple[str, ...]
+    file_header: tuple[str, ...] = ()
     header: tuple[str, ...]
     chunk: int = 1024
     max_length: int

@@ -90,12 +90,19 @@ class Vectors(Sink):
     """
 
     def __init__(self, path: Path):
-        """Makes the files; `path` ends in .npy.
+        """Takes away what is there; `path` ends in .npy.
 
         Raises:
           UserError: they cannot be written.
         """
         self._path = path
+        self._offsets_path = path.with_suffix(".offsets.npy")
+        try:
+            # Else what an earlier command wrote could be taken for this one's.
+            path.unlink(missing_ok=True)
+            self._offsets_path.unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from error
         self._vectors: _Growing | None = None
         self._offsets: _Growing | None = None
         self._rows = 0
@@ -123,7 +130,7 @@ class Vectors(Sink):
     def _write_offsets(self, lengths: Sequence[int]) -> None:
         ends = self._rows + np.cumsum(lengths)
         if self._offsets is None:
-            self._offsets = _Growing(self._path.with_suffix(".offsets.npy"), _INT64, ())
+            self._offsets = _Growing(self._offsets_path, _INT64, ())
             ends = np.append(0, ends)
         self._offsets.append(ends.astype(_INT64))
         self._rows = int(ends[-1])

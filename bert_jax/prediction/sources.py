@@ -14,7 +14,7 @@ from bert_jax.tasks.tables import numbered_lines, opened, read_rows, text_field
 
 Texts = tuple[str, tuple[str, ...]]
 # Files of named columns; of all others each line is a text, or texts with tabs between them.
-TABLES = (".tsv", ".csv", ".jsonl")
+TABLES = (".tsv", ".csv", ".jsonl", ".json")
 
 
 def from_arguments(arguments: Sequence[str], columns: Sequence[str]) -> Iterator[Texts]:
@@ -35,14 +35,16 @@ def from_arguments(arguments: Sequence[str], columns: Sequence[str]) -> Iterator
         )
 
 
-def from_file(path: Path, columns: Sequence[str]) -> Iterator[Texts]:
+def from_file(path: Path, columns: Sequence[str], header: Sequence[str] = ()) -> Iterator[Texts]:
     """The rows of a table, by the names of its columns, or the lines of any other text file.
+
+    `header` is as in `read_rows`.
 
     Raises:
       UserError: no such file, no UTF-8, no such column, an empty text; file and line are named.
     """
     if kind(path) in TABLES:
-        for where, row in read_rows(path):
+        for where, row in read_rows(path, header):
             yield where, tuple(text_field(row, column, where) for column in columns)
     else:
         with opened(path) as lines:

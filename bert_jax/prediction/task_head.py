@@ -60,6 +60,8 @@ class TaskHead(Predictor):
         self._task = task
         self._top = top
         self.columns = task.columns
+        if isinstance(task, TextTask):
+            self.file_header = task.header
         self.max_length = task.max_length
         self._command = command_of(task)
         self.header = COMMANDS[self._command]

@@ -57,6 +57,14 @@ def test_an_array_is_whole_after_each_chunk(tmp_path):
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy", mmap_mode="r"), vectors)
 
 
+def test_arrays_of_an_earlier_command_are_taken_away(tmp_path):
+    with Vectors(tmp_path / "v.npy") as sink:
+        sink.write([{"vectors": np.zeros((2, 3))}])
+    with Vectors(tmp_path / "v.npy"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_vectors_of_pieces_have_offsets(tmp_path):
     texts = [np.full((length, 3), length, np.float32) for length in (2, 5, 3, 4)]
     with Vectors(tmp_path / "p.npy") as sink:
