@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.config import Config
-from bert_jax.data.pipeline import Batch, open_examples
+from bert_jax.data.pipeline import Batch, phase_examples
 from bert_jax.data.shards import read_manifest
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError, run_main
@@ -52,15 +52,7 @@ def describe_step(run: Path, step: int, rows: slice) -> str:
     tokenizer = _tokenizer(run, config)
     index, place = _find_phase(config, step)
     phase = config.phases[index]
-    examples = open_examples(
-        config.data.dir,
-        "train",
-        tokenizer,
-        config.data,
-        seq_len=phase.seq_len,
-        max_predictions=phase.max_predictions,
-        seed=config.seed,
-    )
+    examples = phase_examples(config, index, "train", tokenizer)
     batch = examples.batch(place, phase.batch_size)
     lines = [
         f"step {step:,} of {config.total_steps:,}: phase {index + 1}, batch {place:,} of it, "

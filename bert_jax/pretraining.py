@@ -27,7 +27,7 @@ from bert_jax.data.pipeline import (
     PairExamples,
     Rows,
     majority_baseline,
-    open_examples,
+    phase_examples,
     train_dataset,
 )
 from bert_jax.data.shards import SPLITS, Manifest, open_shards, read_manifest
@@ -255,15 +255,7 @@ def _train_phase(
         return state
 
     def examples(split: str) -> PairExamples:
-        return open_examples(
-            config.data.dir,
-            split,
-            tokenizer,
-            config.data,
-            seq_len=phase.seq_len,
-            max_predictions=phase.max_predictions,
-            seed=config.seed,
-        )
+        return phase_examples(config, index, split, tokenizer)
 
     opened: list[PairExamples] = []
     with run.clock("pipeline"):

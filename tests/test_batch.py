@@ -1,5 +1,6 @@
 """The batch of a step, rebuilt from a run's config and shards, is what the step was fed."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import small_run
 
 from bert_jax.batch import describe_step
 from bert_jax.config import Config
-from bert_jax.data.pipeline import open_examples, train_dataset
+from bert_jax.data.pipeline import open_examples, phase_examples, train_dataset
 from bert_jax.data.shards import read_manifest
 from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.errors import UserError
@@ -48,6 +49,19 @@ def fed(config: Config, shards: Path, phase: int, place: int) -> dict[str, np.nd
     )
     *_, last = train_dataset(examples, 0, place + 1, settings.batch_size)
     return last
+
+
+def test_a_phase_goes_on_where_one_of_its_length_ended(shards):
+    config = small_run.small_config(shards)
+    whole, other = config.phases
+    first, second = (dataclasses.replace(whole, steps=n) for n in (3, 5))
+    config.phases = (first, other, dataclasses.replace(second, batch_size=8))
+    tokenizer = load_tokenizer(shards / "tokenizer")
+    batch = phase_examples(config, 2, "train", tokenizer).batch(1, 8)
+    once = dataclasses.replace(config, phases=(whole,))
+    wanted = phase_examples(once, 0, "train", tokenizer).batch(7, 8)  # after 3 * 16 + 1 * 8
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(batch[name], values, err_msg=name)
 
 
 @pytest.mark.parametrize(("step", "phase", "place"), [(1, 0, 0), (8, 0, 7), (9, 1, 0), (12, 1, 3)])

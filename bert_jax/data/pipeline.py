@@ -1,6 +1,7 @@
 """Batches: any step's batch from the step alone, in O(1), each host building only its rows.
 
-Position p = step * batch_size + row counts examples from the start of a phase. One epoch is one
+Position p = step * batch_size + row counts examples from the start of a phase, after those of
+earlier phases of its length. One epoch is one
 variant of the plan in a keyed order, and `duplicates` epochs are a cycle; so p gives the epoch
 and the place in it by arithmetic, and no iterator has a state to save.
 
@@ -16,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from bert_jax.config import DataConfig
+from bert_jax.config import Config, DataConfig
 from bert_jax.data.keyed import below, key, permute, words
 from bert_jax.data.masking import Vocabulary, count_predictions, mask_tokens
 from bert_jax.data.pairs import Plan, max_pieces, open_plan
@@ -49,6 +50,7 @@ class PairExamples:
         seq_len: int,
         max_predictions: int,
         seed: int,
+        first: int = 0,
     ) -> None:
         """See `open_examples`, which finds shards and plan on disk."""
         # Plain views: indexing a memmap object makes memmap objects, at a cost each.
@@ -63,6 +65,7 @@ class PairExamples:
         self._data = data
         self._seq_len = seq_len
         self._max_predictions = max_predictions
+        self._first = first
         self._order_key = key(_ORDER, seed, seq_len)
         self._example_key = key(_EXAMPLE, seed, seq_len)
 
@@ -80,7 +83,7 @@ class PairExamples:
 
     def cut(self, step: int, batch_size: int, rows: Rows = ALL_ROWS) -> Cuts:
         """What `read` makes the same `batch` of; cheap, and tells the lengths."""
-        cycle, place = divmod(step * batch_size, int(self._ends[-1]))
+        cycle, place = divmod(self._first + step * batch_size, int(self._ends[-1]))
         return self._cut(cycle, place + np.arange(batch_size)[rows])
 
     def evaluation_batches(
@@ -238,10 +241,12 @@ def open_examples(
     seq_len: int,
     max_predictions: int,
     seed: int,
+    first: int = 0,
 ) -> PairExamples:
     """The examples of the shards in `directory`, one side of the split: "train" or "heldout".
 
-    Held-out examples are of epoch 0 only, so their plan has one variant.
+    Training batches begin after the `first` examples. Held-out examples are of epoch 0 only, so
+    their plan has one variant.
 
     Raises:
       UserError: shards missing or damaged, too few documents, a directory that cannot be written.
@@ -259,6 +264,27 @@ def open_examples(
         seq_len=seq_len,
         max_predictions=max_predictions,
         seed=seed,
+        first=first,
+    )
+
+
+def phase_examples(config: Config, index: int, split: str, vocabulary: Vocabulary) -> PairExamples:
+    """The examples of phase `index`, which goes on where an earlier one of its length ended.
+
+    Raises:
+      UserError: as `open_examples`.
+    """
+    phase = config.phases[index]
+    earlier = (other for other in config.phases[:index] if other.seq_len == phase.seq_len)
+    return open_examples(
+        config.data.dir,
+        split,
+        vocabulary,
+        config.data,
+        seq_len=phase.seq_len,
+        max_predictions=phase.max_predictions,
+        seed=config.seed,
+        first=sum(other.steps * other.batch_size for other in earlier),
     )
 
 
