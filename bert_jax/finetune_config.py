@@ -58,6 +58,13 @@ class FinetuneConfig(RunConfig):
     def validate(self) -> None:
         """Check every value and what must hold across fields, as `RunConfig.validate`."""
         RunConfig.validate(self)
+        if self.steps:
+            raise UserError(f"config.steps={self.steps}: follows from the examples; set epochs")
+        if self.optimizer.warmup_steps != OptimizerConfig().warmup_steps:
+            raise UserError(
+                f"config.optimizer.warmup_steps={self.optimizer.warmup_steps}: follows from the "
+                "steps; set config.warmup_fraction"
+            )
         if not self.init_from:
             raise UserError(
                 "config.init_from is empty: give the model to fine-tune, a run, a directory of "

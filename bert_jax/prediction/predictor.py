@@ -159,4 +159,5 @@ def encode_noting_cuts(
 
 def _length(features: list[Feature]) -> int:
     """Pieces of a text's feature; 0 where it has several, windows that lose nothing."""
-    return features[0]["input_ids"].shape[-1] if len(features) == 1 else 0
+    # Not of the array: choices are padded to a length that programs share.
+    return int(features[0]["attention_mask"].sum(axis=-1).max()) if len(features) == 1 else 0

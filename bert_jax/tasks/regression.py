@@ -13,6 +13,7 @@ from bert_jax.config import BertConfig, setting
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForSequenceClassification
 from bert_jax.tasks.classification import label_fields
+from bert_jax.tasks.tables import Row
 from bert_jax.tasks.task import Feature, Metrics
 from bert_jax.tasks.texts import Labelled, TextTask
 
@@ -42,6 +43,12 @@ class Regression(TextTask):
                 f"{where}: column {self.label_column!r} holds {value!r}: a number is expected"
             )
         return number
+
+    def _label(self, row: Row, where: str, labelled: bool) -> float | None:
+        label = TextTask._label(self, row, where, labelled)
+        # So TFDS has the scores of STS-B that GLUE keeps to itself, which are 0 to 5.
+        hidden = self.glue == "stsb" and not labelled and label == -1
+        return None if hidden else label
 
     def learn(self, examples: Sequence[Labelled]) -> Self:
         """See `Task.learn`: there is nothing to learn of numbers."""

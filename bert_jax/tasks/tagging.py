@@ -230,7 +230,8 @@ class Tagging(Task):
         if are_of_entities(self.labels):
             prediction["entities"] = _described(example, tags)
         last = np.max(np.flatnonzero(pieces >= 0), initial=-1)
-        if cut := sum(not unit.isspace() for unit in example.units[last + 1 :]):
+        full = len(feature["input_ids"]) == self.max_length  # else what has no piece is a mark
+        if full and (cut := sum(not unit.isspace() for unit in example.units[last + 1 :])):
             prediction["cut"] = cut
         return prediction
 

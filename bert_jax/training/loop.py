@@ -129,8 +129,10 @@ def train_steps(
             run.progress.update(step, record)
         if is_due(config.eval_every):
             evaluate()
-        # In a row of skipped steps the state may be ruined: the last good checkpoints stay.
-        if (is_due(config.checkpoint_every) or run.checkpoints.best == step) and not window.in_row:
+        # In a row of skipped steps the state may be ruined: the last good checkpoints stay. The
+        # best state is what the run ends with, and its score tells that it is sound.
+        best = run.checkpoints.best == step
+        if best or (is_due(config.checkpoint_every) and not window.in_row):
             save_checkpoint(run, state, step)
     return state
 

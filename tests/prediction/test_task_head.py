@@ -81,6 +81,13 @@ def test_tags_are_those_of_transformers(tmp_path):
         assert all(entity["text"] in tags for entity in prediction["entities"])
 
 
+def test_marks_without_a_piece_are_not_cut(tmp_path):
+    _, predictor = made(tmp_path, "BertForTokenClassification", id2label=TAGS)
+    short, long = asked(predictor, [("a bird \ufe0f",), ("bird " * 60,)])
+    assert "cut" not in short
+    assert long["cut"] > 0
+
+
 def test_sentences_in_columns_are_tagged(tmp_path):
     _, predictor = made(tmp_path, "BertForTokenClassification", id2label=TAGS)
     (tmp_path / "a.conll").write_text("small\nbird\n.\n\na\nhouse\n")

@@ -1,5 +1,6 @@
 """GLUE by name: its files as they are, TFDS, and the form of submissions."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,14 @@ def test_splits_of_tfds_are_read_and_submitted(tfds_splits: str) -> None:
     predictions = [{"id": test.id, "predicted": "entailment"} for test in tests]
     lines = task.exports(path, predictions)["RTE.tsv"].splitlines()
     assert lines[1:] == [f"{index}\tentailment" for index in range(30)]
+
+
+def test_scores_that_glue_hides_are_not_known(tmp_path: Path) -> None:
+    task = glue_task("stsb", "tfds")
+    path = tmp_path / "test.jsonl"
+    row = {"idx": 0, "sentence1": "a", "sentence2": "b", "label": -1.0}
+    path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"label": 3.5}) + "\n")
+    assert [test.label for test in task.read(path, labelled=False)] == [None, 3.5]
 
 
 def test_a_split_that_tfds_lacks_is_told(tfds_splits: str) -> None:
