@@ -13,7 +13,7 @@ from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.tasks.inference import Inference
-from bert_jax.tasks.splits import held_out
+from bert_jax.tasks.splits import held_out, set_name
 from bert_jax.tasks.task import Feature, Task
 
 
@@ -78,9 +78,12 @@ def read_data(config: FinetuneConfig, tokenizer: Tokenizer, parts: int) -> Data:
       parts: that the mesh cuts a batch into.
 
     Raises:
-      UserError: a file or an example is not what the task reads; there are none.
+      UserError: a file or an example is not what the task reads; there are none; two sets have the
+        same name.
     """
     task = config.task
+    paths = [path for path in (task.test, *task.also) if path]
+    _check_names(task, paths)
     training = _read(task, task.train)
     if task.dev:
         heldout = _read(task, task.dev)
@@ -89,7 +92,6 @@ def read_data(config: FinetuneConfig, tokenizer: Tokenizer, parts: int) -> Data:
     task = task.learn(training)
     for examples in (training, heldout):
         task.check(examples)
-    paths = [path for path in (task.test, *task.also) if path]
     others = {path: _read(task, path, labelled=False) for path in paths}
 
     def scored(examples: Sequence[Any]) -> Scored:
@@ -104,6 +106,21 @@ def read_data(config: FinetuneConfig, tokenizer: Tokenizer, parts: int) -> Data:
         computed=_computed(train, config, parts),
         fingerprint=_fingerprint(train),
     )
+
+
+def _check_names(task: Task, paths: Sequence[str]) -> None:
+    """Refuse two sets of the same name: the one's predictions and scores would replace the other's.
+
+    The dev set is called so whatever its file. A file that is given twice is the same set.
+    """
+    named = {"dev": task.dev or f"what is held out of {task.train}"}
+    for path in paths:
+        name = set_name(path)
+        if named.setdefault(name, path) != path:
+            raise UserError(
+                f"{named[name]} and {path} would both be {name!r} in predictions and scores: "
+                f"rename {path}"
+            )
 
 
 def _read(task: Task, path: str, labelled: bool = True) -> Sequence[Any]:

@@ -22,6 +22,7 @@ from bert_jax.interop.runs import tensors_of_params
 from bert_jax.report import REPORT_FILE
 from bert_jax.reporting.kinds import figures
 from bert_jax.tasks.registry import TASK_FILE, task_to_json
+from bert_jax.tasks.splits import set_name
 from bert_jax.tasks.task import Task
 from bert_jax.training.clock import account
 from bert_jax.training.console import figure, table, time_split
@@ -42,8 +43,8 @@ class Predicted(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its file here: train-dev.tsv gives train-dev."""
-        return Path(self.path).name.split(".")[0]
+        """See `set_name`."""
+        return set_name(self.path)
 
 
 def header(

@@ -18,11 +18,13 @@ from small_run import LONG, ROOT, Processes, assert_equal_runs, history, paramet
 from bert_jax.errors import UserError
 from bert_jax.finetune_data import read_data
 from bert_jax.finetuning import finetune
+from bert_jax.flags import override
 from bert_jax.interop import load_weights
 from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.registry import load_task
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.window import Window
 
 LAST = STEPS_AN_EPOCH * EPOCHS
 
@@ -93,6 +95,34 @@ def test_packing_leaves_less_padding(folder):
     assert packed.saved > padded.saved > 0
 
 
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        ({"also": ("v2/dev.tsv",)}, r"dev\.tsv and v2/dev\.tsv .* 'dev'"),
+        (
+            {"dev": "", "also": ("v2/dev.tsv",)},
+            r"held out of .*train\.tsv and v2/dev\.tsv .* 'dev'",
+        ),
+        ({"test": "a/test.tsv", "also": ("b/test.v2.tsv",)}, r"a/test\.tsv and b/test\.v2"),
+    ],
+)
+def test_two_sets_of_one_name_are_refused_in_a_line(folder, sets, told):
+    config = config_of(folder)
+    config.task = dataclasses.replace(config.task, **sets)
+    tokenizer = load_weights(folder / "model").needed_tokenizer()
+    with pytest.raises(UserError, match=told) as refused:
+        read_data(config, tokenizer, 1)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_file_that_is_given_twice_is_one_set(folder):
+    config = config_of(folder)
+    test = str(folder / "test.tsv")
+    config.task = dataclasses.replace(config.task, test=test, also=(test, config.task.dev))
+    tokenizer = load_weights(folder / "model").needed_tokenizer()
+    assert list(read_data(config, tokenizer, 1).others) == [test, config.task.dev]
+
+
 def test_questions_are_not_packed(folder):
     task = QuestionAnswering(train=str(folder / "train.tsv"))
     with pytest.raises(UserError, match=r"config\.packing=True: question_answering cannot be"):
@@ -142,6 +172,32 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, finished_run, tmp_path, monke
     names = ("metrics.json", "model/model.safetensors", "predictions/dev.jsonl")
     for name in names:
         assert (tmp_path / "run" / name).read_bytes() == (finished_run / name).read_bytes(), name
+
+
+def test_the_best_state_is_kept_though_the_step_before_it_was_skipped(
+    folder, tmp_path, monkeypatch
+):
+    config = config_of(folder, epochs=2)
+    config.optimizer.learning_rate = 1e-30  # the first score is never passed
+    settle = Window.settle
+
+    def skipped(self):
+        settle(self)
+        self.in_row = 1
+
+    monkeypatch.setattr(Window, "settle", skipped)
+    assert finetune(config, tmp_path / "run")
+    assert (tmp_path / "run/model").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [("steps=100", "set epochs"), ("optimizer.warmup_steps=5", "set config.warmup_fraction")],
+)
+def test_what_follows_from_the_examples_cannot_be_set(folder, flag, told):
+    config = override(config_of(folder), [f"--config.{flag}"])
+    with pytest.raises(UserError, match=told):
+        config.validate()
 
 
 def test_pretraining_weights_are_taken_and_scratch_is_not(folder, tmp_path):

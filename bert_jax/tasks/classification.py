@@ -1,6 +1,7 @@
 """Classification of a text or a pair of texts: one label of several."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -43,6 +44,8 @@ class Classification(TextTask):
             raise UserError(
                 f"{where}: column {self.label_column!r} holds {value!r}: a label is due"
             )
+        if isinstance(value, float) and math.isnan(value):  # pandas writes one for no value
+            raise self.no_label(where)
         return str(value)
 
     def learn(self, examples: Sequence[Labelled]) -> Self:
@@ -60,6 +63,8 @@ class Classification(TextTask):
         if self.class_weights == "balanced":
             seen = [counts[label] or 1 for label in labels]
             task.weights = tuple(len(examples) / (len(labels) * count) for count in seen)
+        else:
+            _check_weights(self.weights, labels)
         return task
 
     def check(self, examples: Sequence[Labelled]) -> None:
@@ -113,6 +118,18 @@ class Classification(TextTask):
     def head_fields(self) -> dict[str, Any]:
         """See `Task.head_fields`."""
         return {"problem_type": "single_label_classification", **label_fields(self.labels)}
+
+
+def _check_weights(weights: Sequence[float], labels: Sequence[str]) -> None:
+    """Refuse weights, where there are some, that are not one for each label, above 0 and finite."""
+    if weights and len(weights) != len(labels):
+        raise UserError(
+            f"config.task.weights: {len(weights)} weights, and there are {len(labels)} labels: "
+            f"{', '.join(labels[:20])}"
+        )
+    # The loss is float32; no comparison holds of NaN.
+    if not all(0 < weight <= float(np.finfo(np.float32).max) for weight in weights):
+        raise UserError(f"config.task.weights={tuple(weights)}: must be above 0 and finite")
 
 
 def by_value(label: str) -> tuple[int, float, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.splits import set_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,7 @@ def submission(name: str, path: Path, predictions: Sequence[Mapping[str, Any]]) 
     Raises:
       UserError: an id that is no whole number, which GLUE has not.
     """
-    task, part = TASKS[name], path.name.split(".")[0]
+    task, part = TASKS[name], set_name(path)
     if part not in _SUBMITTED_PARTS:
         return {}
     official = dict(zip(task.labels + task.tfds_labels, task.labels * 2, strict=True))

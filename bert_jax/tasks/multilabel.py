@@ -129,8 +129,14 @@ class MultiLabel(TextTask):
         losses = -xlogy(true, sure) - xlog1py(1 - true, -sure)
         nothing: dict[str, Any] = {"zero_division": 0.0}
         scores = {
-            "micro_f1": metrics.f1_score(hard, present, average="micro", **nothing),
-            "macro_f1": metrics.f1_score(hard, present, average="macro", **nothing),
+            # Of presence alone: scikit-learn's averages take one label's absence for a class too.
+            "micro_f1": metrics.f1_score(hard.ravel(), present.ravel(), **nothing),
+            "macro_f1": np.mean(
+                [
+                    metrics.f1_score(of_label, said_of_label, **nothing)
+                    for of_label, said_of_label in zip(hard.T, present.T, strict=True)
+                ]
+            ),
             "mean_average_precision": np.mean(precisions) if precisions else 0.0,
             "mean_absolute_error": np.abs(said - true).mean(),
             "loss": losses.mean(),

@@ -1,6 +1,7 @@
-"""A dev set held out of the training examples where there is none."""
+"""The names of sets of examples, and a dev set held out of training where there is none."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from bert_jax.data.heldout import is_heldout
@@ -8,6 +9,11 @@ from bert_jax.errors import UserError
 from bert_jax.tasks.task import Example
 
 E = TypeVar("E", bound=Example)
+
+
+def set_name(path: str | Path) -> str:
+    """What a set is called by its file in predictions and scores: train-dev.tsv gives train-dev."""
+    return Path(path).name.split(".")[0]
 
 
 def held_out(examples: Sequence[E], fraction: float) -> tuple[list[E], list[E]]:

@@ -154,6 +154,7 @@ def _tsv(
 def _csv(
     path: Path, lines: TextIO, header: Sequence[str], refuse: Refuse
 ) -> Iterator[tuple[str, Row]]:
+    csv.field_size_limit(_MAX_LINE)  # by itself csv ends at a field of 131,072 characters
     reader = csv.reader((line for _, line in _lines_with_ends(path, lines)), strict=True)
     try:
         rows = ((f"{path}:{reader.line_num}", row) for row in reader if row)

@@ -117,13 +117,17 @@ class TextTask(Task):
         """See `Task.exports`: of a test set of GLUE, its submission."""
         return submission(self.glue, path, predictions) if self.glue else {}
 
+    def no_label(self, where: str) -> UserError:
+        """The error of a row that has no label."""
+        return UserError(f"{where}: column {self.label_column!r} is empty: a label is expected")
+
     def _label(self, row: Row, where: str, labelled: bool) -> Any:
         name = self.label_column
         value = field(row, name, where) if labelled else row.get(name)
         if value is not None and value != "":
             return self.parse_label(value, where)
         if labelled:
-            raise UserError(f"{where}: column {name!r} is empty: a label is expected")
+            raise self.no_label(where)
         return None
 
 

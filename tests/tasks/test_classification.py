@@ -126,6 +126,25 @@ def test_balanced_weights_are_those_of_scikit_learn():
     assert learnt(*labels).weights == ()
 
 
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ((1.0,), "1 weights, and there are 2 labels: a, b"),
+        ((1.0, 2.0, 3.0), "3 weights, and there are 2 labels: a, b"),
+        ((1.0, 0.0), "must be above 0 and finite"),
+        ((1.0, -1.0), "must be above 0 and finite"),
+        ((1.0, float("nan")), "must be above 0 and finite"),
+        ((1.0, float("inf")), "must be above 0 and finite"),
+        ((1.0, 1e39), "must be above 0 and finite"),
+    ],
+)
+def test_weights_that_do_not_fit_the_labels_are_told(weights, told):
+    with pytest.raises(UserError, match=rf"config\.task\.weights.*{told}"):
+        learnt("a", "b", weights=weights)
+    assert learnt("a", "b", weights=weights, class_weights="balanced").weights == (1, 1)
+    assert learnt("a", "b", weights=(0.5, 2.0)).weights == (0.5, 2.0)
+
+
 @pytest.mark.parametrize("weights", [(), (0.5, 2.0, 1.0)])
 def test_the_loss_is_that_of_torch_and_padding_counts_nothing(weights):
     rng = np.random.default_rng(0)
@@ -194,6 +213,7 @@ def test_a_task_with_what_it_learnt_is_stored_and_read():
         ({"text": "", "label": "a"}, r":2: column 'text' holds '': a text is expected"),
         ({"text": "x"}, r":2: no column 'label'; there are text"),
         ({"txt": "x", "label": "a"}, r":2: no column 'text'; there are txt, label"),
+        ({"text": "x", "label": float("nan")}, r":2: column 'label' is empty: a label is expected"),
         ({"text": "x", "label": ["a"]}, r":2: column 'label' holds \['a'\]: a label is due"),
     ],
 )

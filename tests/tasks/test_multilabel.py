@@ -1,6 +1,7 @@
 """Several labels with shares: the loss of torch, scores of scikit-learn, soft and hard targets."""
 
 import json
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +64,7 @@ def test_the_loss_is_that_of_torch_and_padding_counts_nothing():
 
 
 def outcome(true, logits):
-    task = MultiLabel(labels=NAMES)
+    task = MultiLabel(labels=NAMES[: true.shape[1]])
     examples = labelled(*(row.tolist() for row in true))
     outputs = [[{"logits": row}] for row in logits]
     return task, examples, task.predictions(examples, [[{}]] * len(true), outputs)
@@ -96,6 +97,30 @@ def test_scores_are_those_of_scikit_learn_and_torch():
         },
         rel=1e-6,
     )
+
+
+@pytest.mark.parametrize("width", [2, 3])
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+def test_f1_of_several_labels_is_the_averages_of_scikit_learn(width, rate):
+    rng = np.random.default_rng(2)
+    true = (rng.uniform(size=(40, width)) < rate).astype(float)
+    logits = rng.normal(0, 2, (40, width)).astype(np.float32)
+    scores = MultiLabel.scores(*outcome(true, logits))
+    nothing: dict[str, Any] = {"zero_division": 0.0}
+    for average in ("micro", "macro"):
+        expected = metrics.f1_score(true > 0, logits >= 0, average=average, **nothing)
+        assert scores[f"{average}_f1"] == pytest.approx(expected, abs=1e-12), average
+
+
+@pytest.mark.parametrize(("said", "f1"), [([], 0.0), ([0, 1, 5], 0.8), ([0, 1], 1.0)])
+def test_f1_of_one_label_is_of_its_presence_alone(said, f1):
+    """Presence is 2 of 40: what never says so is right 38 times, and finds nothing."""
+    true = np.zeros((40, 1))
+    logits = np.full((40, 1), -2, np.float32)
+    true[:2] = 1
+    logits[said] = 2
+    scores = MultiLabel.scores(*outcome(true, logits))
+    assert scores["micro_f1"] == scores["macro_f1"] == pytest.approx(f1)
 
 
 @pytest.mark.filterwarnings("error")

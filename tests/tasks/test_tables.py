@@ -73,6 +73,15 @@ def test_jsonl_keeps_types_and_may_be_compressed(tmp_path):
     assert rows(path) == [{"text": "a\nb", "label": [0.5, 1]}]
 
 
+def test_a_long_document_is_read_from_every_kind_of_file(tmp_path):
+    text = "river " * 50_000  # more than the 131,072 characters that csv takes by itself
+    (tmp_path / "a.tsv").write_text(f"text\tlabel\n{text}\t1\n")
+    (tmp_path / "a.csv").write_text(f'text,label\n"{text}",1\n')
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text, "label": "1"}))
+    for name in ("a.tsv", "a.csv", "a.jsonl"):
+        assert rows(tmp_path / name) == [{"text": text, "label": "1"}], name
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
