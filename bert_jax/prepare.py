@@ -83,7 +83,7 @@ def prepare(
     output = Path(output)
     root = Path(f"{output}.partial")
     settings = asdict(corpus) | {"vocab_size": vocab_size}
-    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+    if _is_there(output):
         manifest = _already_there(output, settings, corpus, progress)
         shutil.rmtree(root, ignore_errors=True)  # a run may have ended just before it did this
         return manifest
@@ -94,6 +94,9 @@ def prepare(
     seconds = {} if seconds is None else seconds
     space = Workspace(root, workers or len(os.sched_getaffinity(0)), progress, seconds)
     with _explained(root), _locked(root), worker_pool(space.workers) as pool:
+        if _is_there(output):  # by another process, since this one looked
+            shutil.rmtree(root)
+            return _already_there(output, settings, corpus, progress)
         _keep_if_same_settings(space, settings)
         with space.timed("reading"):
             inventory = read_corpus(space, source, corpus.heldout_fraction, pool)
@@ -143,6 +146,10 @@ def _check_replaceable(output: Path) -> None:
             f"{output}: is a link, a mount point or the directory you are in; give the name of a "
             "directory to make, such as one inside it"
         )
+
+
+def _is_there(output: Path) -> bool:
+    return output.is_file() or (output.is_dir() and any(output.iterdir()))
 
 
 def _already_there(

@@ -173,6 +173,21 @@ def test_an_output_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
         prepare(corpus, VOCAB_SIZE, tmp_path / "corpus.txt")
 
 
+def test_an_output_that_another_process_makes_meanwhile(tmp_path, monkeypatch):
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(50))
+    made = []
+
+    def open_source(corpus):
+        monkeypatch.undo()
+        made.append(prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False))
+        return corpus_module.open_source(corpus)
+
+    monkeypatch.setattr("bert_jax.prepare.open_source", open_source)
+    found = prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    assert [found] == made
+    assert not (tmp_path / "out.partial").exists()
+
+
 def test_a_vocabulary_of_ones_own(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.txt", make_documents(40))
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *SYLLABLES]
