@@ -3,7 +3,6 @@
 It stands alone (no scripts, nothing loaded from elsewhere) and can be made while the run goes on.
 """
 
-import argparse
 import dataclasses
 import html
 import statistics
@@ -14,6 +13,7 @@ from typing import Any
 
 from bert_jax.config import BertConfig, Phase
 from bert_jax.errors import UserError, run_main
+from bert_jax.flags import Parser
 from bert_jax.training.clock import account
 from bert_jax.training.console import duration, figure
 from bert_jax.training.fill_mask_section import are_examples, fill_mask_section
@@ -59,11 +59,7 @@ in one HTML file that stands alone. A run that is still going on can be reported
 
 def main() -> None:
     """The command `python -m bert_jax.report`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bert_jax.report",
-        description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m bert_jax.report", description=_HELP)
     parser.add_argument("run", type=Path, help="directory of the run (--workdir of train)")
     parser.add_argument("--output", type=Path, help="file to write; RUN/report.html by default")
     arguments = parser.parse_args()
