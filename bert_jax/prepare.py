@@ -292,7 +292,9 @@ def _vocabulary(
             space.tell(f"training a vocabulary of {size:,} pieces")
             sentences = training_sentences(space, inventory, sides)
             tokenizer = train_tokenizer(corpus.tokenizer, sentences, size, corpus.lowercase)
-            tokenizer = tokenizer.extended(new) if new else tokenizer
+            # Which of them training has found by itself nobody can know before.
+            lacking = [piece for piece in new if piece not in tokenizer.pieces]
+            tokenizer = tokenizer.extended(lacking) if lacking else tokenizer
         temporary = space.root / "tokenizer.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         tokenizer.save(temporary)

@@ -226,6 +226,15 @@ def test_new_tokens_are_among_the_pieces_asked_for(tmp_path: Path) -> None:
     assert tokenizer.pieces[-2:] == ["zebra", "##zz"]
 
 
+def test_new_tokens_that_training_finds_by_itself_are_no_mistake(tmp_path: Path) -> None:
+    corpus = with_words(tmp_path, "zebra", SYLLABLES[0])
+    manifest = prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    pieces = load_tokenizer(tmp_path / "out" / "tokenizer").pieces
+    assert pieces[-1] == "zebra"
+    assert SYLLABLES[0] in pieces
+    assert manifest.vocab_size == len(pieces) == VOCAB_SIZE - 1
+
+
 def test_new_tokens_that_leave_no_room(tmp_path: Path) -> None:
     corpus = with_words(tmp_path, "zebra", "##zz")
     with pytest.raises(
