@@ -1,9 +1,9 @@
 """Batches: any step's batch from the step alone, in O(1), each host building only its rows.
 
 Position p = step * batch_size + row counts examples from the start of a phase, after those of
-earlier phases of its length. One epoch is one
-variant of the plan in a keyed order, and `duplicates` epochs are a cycle; so p gives the epoch
-and the place in it by arithmetic, and no iterator has a state to save.
+earlier phases of its length. One epoch is one variant of the plan in a keyed order, and
+`duplicates` epochs are a cycle; so p gives the epoch and the place in it by arithmetic, and no
+iterator has a state to save.
 
 Dimensions: B rows, L pieces a sequence, P predictions a sequence.
 """

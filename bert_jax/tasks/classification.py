@@ -14,7 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForSequenceClassification
 from bert_jax.tasks.losses import cross_entropy, softmax
 from bert_jax.tasks.task import Feature, Metrics
-from bert_jax.tasks.texts import Labelled, TextTask
+from bert_jax.tasks.texts import FLOAT32_MAX, Labelled, TextTask
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -127,8 +127,8 @@ def _check_weights(weights: Sequence[float], labels: Sequence[str]) -> None:
             f"config.task.weights: {len(weights)} weights, and there are {len(labels)} labels: "
             f"{', '.join(labels[:20])}"
         )
-    # The loss is float32; no comparison holds of NaN.
-    if not all(0 < weight <= float(np.finfo(np.float32).max) for weight in weights):
+    # No comparison holds of NaN.
+    if not all(0 < weight <= FLOAT32_MAX for weight in weights):
         raise UserError(f"config.task.weights={tuple(weights)}: must be above 0 and finite")
 
 

@@ -15,7 +15,7 @@ from bert_jax.models.task_heads import BertForSequenceClassification
 from bert_jax.tasks.classification import label_fields
 from bert_jax.tasks.tables import Row
 from bert_jax.tasks.task import Feature, Metrics
-from bert_jax.tasks.texts import Labelled, TextTask
+from bert_jax.tasks.texts import FLOAT32_MAX, Labelled, TextTask
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Regression(TextTask):
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-        if not abs(number) <= float(np.finfo(np.float32).max):
+        if not abs(number) <= FLOAT32_MAX:
             raise UserError(
                 f"{where}: column {self.label_column!r} holds {value!r}: a number is expected"
             )

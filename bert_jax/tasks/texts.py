@@ -16,6 +16,7 @@ from bert_jax.tasks.sequences import encode
 from bert_jax.tasks.tables import Row, field, read_examples, text_field
 from bert_jax.tasks.task import Example, Feature, Task
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)  # of a number that the loss is made of
 BROKEN_ROWS = "a row that cannot be read: an error, or left out and counted"
 
 
