@@ -104,7 +104,7 @@ class CorpusConfig:
         "split: paragraphs of prose, split into sentences",
         ("split", "lines"),
     )
-    language: str = setting("en", "language code of the sentence splitter")
+    language: str = setting("en", "code of the language by whose rules sentences are split")
     text_field: str = setting("text", "field that holds the text (jsonl: and tfds:)")
     tfds_data_dir: str = setting("", "where TFDS keeps its data; empty is TFDS's own default")
     strict: bool = setting(False, "refuse invalid UTF-8 and broken lines, not count and mend them")

@@ -22,30 +22,20 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bert_jax.config import BertConfig, Config, CorpusConfig
 from bert_jax.data import shards
 from bert_jax.data.corpus import open_source
+from bert_jax.data.corpus_vocabulary import digest, given_vocabulary, make_vocabulary, new_pieces
 from bert_jax.data.preparation import (
-    Inventory,
     Workspace,
     check_documents,
     choose_sides,
     encode_corpus,
     read_corpus,
     read_json,
-    training_sentences,
     write_json,
 )
 from bert_jax.data.shards import Manifest
-from bert_jax.data.tokenization import (
-    MIN_VOCAB_SIZE,
-    Tokenizer,
-    load_tokenizer,
-    new_pieces,
-    train_tokenizer,
-)
 from bert_jax.data.workers import worker_pool
 from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
 from bert_jax.flags import Parser
@@ -88,9 +78,9 @@ def prepare(
         shutil.rmtree(root, ignore_errors=True)  # a run may have ended just before it did this
         return manifest
     _check_replaceable(output)
-    new = _new_pieces(corpus, vocab_size)
+    new = new_pieces(corpus, vocab_size)
     source = open_source(corpus)
-    given = _given_vocabulary(corpus, new) if corpus.vocab else None
+    given = given_vocabulary(corpus, new) if corpus.vocab else None
     seconds = {} if seconds is None else seconds
     space = Workspace(root, workers or len(os.sched_getaffinity(0)), progress, seconds)
     with _explained(root), _locked(root), worker_pool(space.workers) as pool:
@@ -101,16 +91,16 @@ def prepare(
         with space.timed("reading"):
             inventory = read_corpus(space, source, corpus.heldout_fraction, pool)
             sides = choose_sides(inventory.hashes, inventory.heldout)
-        _keep_if_same_inputs(space, [inventory.inputs, given.digest if given else _digest(new)])
+        _keep_if_same_inputs(space, [inventory.inputs, given.digest if given else digest(new)])
         with space.timed("vocabulary"):
-            tokenizer = _vocabulary(space, corpus, vocab_size, new, inventory, sides, given)
+            tokenizer = make_vocabulary(space, corpus, vocab_size, new, inventory, sides, given)
         with space.timed("encoding"):
             splits, counts = encode_corpus(space, inventory, sides, tokenizer, pool)
         train, heldout = (splits[split].documents for split in shards.SPLITS)
         check_documents(train, heldout)
         manifest = Manifest(
             source=corpus.source,
-            corpus=settings | ({_NEW_PIECES: _digest(new)} if new else {}),
+            corpus=settings | ({_NEW_PIECES: digest(new)} if new else {}),
             inputs=inventory.inputs,
             tokenizer_digest=tokenizer.digest,
             vocab_size=tokenizer.vocab_size,
@@ -180,10 +170,10 @@ def _already_there(
 
 def _has_vocabulary(manifest: Manifest, corpus: CorpusConfig, vocab_size: int) -> bool:
     """Whether shards were made with what the files that `corpus` names hold now."""
-    new = _new_pieces(corpus, vocab_size)
+    new = new_pieces(corpus, vocab_size)
     if corpus.vocab:
-        return _given_vocabulary(corpus, new).digest == manifest.tokenizer_digest
-    return manifest.corpus.get(_NEW_PIECES) == _digest(new)
+        return given_vocabulary(corpus, new).digest == manifest.tokenizer_digest
+    return manifest.corpus.get(_NEW_PIECES) == digest(new)
 
 
 @contextmanager
@@ -251,55 +241,6 @@ def _keep_if_same_inputs(space: Workspace, inputs: list[str | None]) -> None:
 def _clear(folder: Path) -> None:
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _new_pieces(corpus: CorpusConfig, vocab_size: int) -> list[str]:
-    """What `corpus.new_tokens` adds; a vocabulary that is trained has room for it."""
-    new = new_pieces(corpus.new_tokens) if corpus.new_tokens else []
-    if new and not corpus.vocab and vocab_size - len(new) < MIN_VOCAB_SIZE:
-        raise UserError(
-            f"vocab_size={vocab_size}: {corpus.new_tokens} adds {len(new)} of these pieces, and at "
-            f"least {MIN_VOCAB_SIZE} must be left to train"
-        )
-    return new
-
-
-def _digest(new: list[str]) -> str | None:
-    """Of new pieces in their order; None where there are none."""
-    return hashlib.blake2b("\n".join(new).encode(), digest_size=16).hexdigest() if new else None
-
-
-def _given_vocabulary(corpus: CorpusConfig, new: list[str]) -> Tokenizer:
-    """What `corpus.vocab` names, with its new tokens."""
-    tokenizer = load_tokenizer(corpus.vocab, lowercase=None if corpus.lowercase else False)
-    return tokenizer.extended(new) if new else tokenizer
-
-
-def _vocabulary(
-    space: Workspace,
-    corpus: CorpusConfig,
-    vocab_size: int,
-    new: list[str],
-    inventory: Inventory,
-    sides: np.ndarray,
-    given: Tokenizer | None,
-) -> Tokenizer:
-    """Take the given vocabulary or train one, and save it in the output."""
-    if not space.tokenizer.is_dir():
-        tokenizer = given
-        if tokenizer is None:
-            size = vocab_size - len(new)  # the model has rows for vocab_size pieces in all
-            space.tell(f"training a vocabulary of {size:,} pieces")
-            sentences = training_sentences(space, inventory, sides)
-            tokenizer = train_tokenizer(corpus.tokenizer, sentences, size, corpus.lowercase)
-            # Which of them training has found by itself nobody can know before.
-            lacking = [piece for piece in new if piece not in tokenizer.pieces]
-            tokenizer = tokenizer.extended(lacking) if lacking else tokenizer
-        temporary = space.root / "tokenizer.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        tokenizer.save(temporary)
-        os.replace(temporary, space.tokenizer)
-    return load_tokenizer(space.tokenizer)
 
 
 def _summary(manifest: Manifest, text_bytes: int, seconds: dict[str, float], output: Path) -> str:

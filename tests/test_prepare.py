@@ -255,6 +255,24 @@ def test_new_tokens_in_a_bad_file_are_told_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "tokenizer", "message"),
+    [
+        ("zebra", "unigram", r"tokenizer='unigram' takes no new_tokens \(\S+words.txt\)"),
+        ("two words", "wordpiece", "new token 'two words': no text becomes it"),
+        ("Zebra", "wordpiece", "new token 'Zebra': no text becomes it"),
+    ],
+)
+def test_new_tokens_that_no_vocabulary_will_take_are_told_first(
+    word: str, tokenizer: str, message: str, tmp_path: Path
+) -> None:
+    corpus = with_words(tmp_path, word)
+    corpus.tokenizer = tokenizer
+    with pytest.raises(UserError, match=message):
+        prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize(
     "words", [["yak"], ["##zz"], ["##zz", "zebra"], ["zebra", "##zz", "yak"], []]
 )
 def test_other_new_tokens_are_not_prepared_already(tmp_path: Path, words: list[str]) -> None:

@@ -17,6 +17,7 @@ import codecs
 import glob
 import gzip
 import os
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,9 @@ from bert_jax.errors import UserError
 
 UNIT_BYTES = 2**20  # of raw text a unit, about; the longest line of text held at once
 MAX_JSON_LINE = 2**28  # bytes; a longer line of JSON is skipped and counted
+
+# Of a Wikipedia, as sentencex has them; to one that it lacks it applies the rules of English.
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
 
 KINDS = {
     "text": "text:GLOB, plain text",
@@ -73,14 +77,16 @@ def open_source(corpus: CorpusConfig) -> Source:
     """The source that `corpus.source` names, checked as far as can be done at once.
 
     Raises:
-      UserError: unknown kind, no such file, a glob without a match, a directory, a missing
-        field, a TFDS data set that is neither on disk nor within reach.
+      UserError: unknown kind, a language that is no code, no such file, a glob without a match, a
+        directory, a missing field, a TFDS data set that is neither on disk nor within reach.
     """
     kind, colon, where = corpus.source.partition(":")
     if not colon or kind not in KINDS:
         raise UserError(
             f"source {corpus.source!r} is of no known kind: give {'; '.join(KINDS.values())}"
         )
+    if not _LANGUAGE.fullmatch(corpus.language):
+        raise UserError(f"language {corpus.language!r}: give its code, such as en, ko or zh-yue")
     if (kind == "docstrings") == bool(where):
         raise UserError(f"source {corpus.source!r}: write it as {KINDS[kind]}")
     if kind == "docstrings":

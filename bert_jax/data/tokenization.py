@@ -26,6 +26,7 @@ from bert_jax.data.tokenizer_json import (
 )
 from bert_jax.data.vocabulary_files import (
     library_errors,
+    of_sentencepiece,
     read_added_tokens,
     read_json,
     read_sentencepiece,
@@ -33,6 +34,7 @@ from bert_jax.data.vocabulary_files import (
     read_vocab,
     sentencepiece_backend,
     single_spaces,
+    vocabulary_file,
     wordpiece_rules,
 )
 from bert_jax.data.vocabulary_training import (
@@ -211,9 +213,8 @@ class Tokenizer:
 def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer:
     """Read a directory, a vocab.txt, a tokenizer.json or a SentencePiece .model.
 
-    In a directory, the first of tokenizer.json, vocab.txt, spiece.model and *.model counts. The
-    special pieces are those that a tokenizer_config.json beside the file names, else those known
-    (SPECIAL_NAMES).
+    In a directory, `vocabulary_file` says which file counts. The special pieces are those that a
+    tokenizer_config.json beside it names, else those known (SPECIAL_NAMES).
 
     Args:
       path: file or directory; a file that is not .json or .model is taken for a vocab.txt.
@@ -226,7 +227,7 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
     """
     path = Path(path)
     if path.is_dir():
-        path = _vocabulary_file(path)
+        path = vocabulary_file(path)
     config_path = path.with_name("tokenizer_config.json")
     config = read_json(config_path) if config_path.exists() else {}
     if path.suffix == ".json":
@@ -235,6 +236,8 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
         backend = read_sentencepiece(path)
     else:
         pieces = read_vocab(path)
+        if of_sentencepiece(pieces):
+            raise UserError(f"{path}: lists pieces of SentencePiece; give the .model they are of")
         names = special_names(pieces, path, config)
         # Google's Chinese vocabulary, which is of lower case, has <S> and <T> beside [CLS].
         plain = [piece for piece in pieces if piece[:1] not in ("[", "<")]
@@ -260,13 +263,19 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
     return tokenizer
 
 
-def new_pieces(path: str) -> list[str]:
+def read_new_tokens(path: str) -> list[str]:
     """The pieces that a file adds to a vocabulary, one a line.
 
     Raises:
       UserError: as for a vocab.txt.
     """
     return read_vocab(Path(path))
+
+
+def untrained_wordpiece(lowercase: bool) -> Tokenizer:
+    """The special pieces alone: it cuts text into words, and takes new pieces, as a trained one."""
+    names = dict(zip(SPECIAL_NAMES, SPECIAL_PIECES, strict=True))
+    return Tokenizer(_wordpiece_backend(SPECIAL_PIECES, names["unk_token"], lowercase), names)
 
 
 def train_tokenizer(
@@ -312,14 +321,6 @@ def _without_accents(piece: str) -> str:
 
 def _ids(encodings: list[tokenizers.Encoding]) -> np.ndarray:
     return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
-
-
-def _vocabulary_file(directory: Path) -> Path:
-    known = [directory / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")]
-    found = [path for path in [*known, *sorted(directory.glob("*.model"))] if path.exists()]
-    if not found:
-        raise UserError(f"{directory}: has no tokenizer.json, vocab.txt or .model")
-    return found[0]
 
 
 def _wordpiece_backend(

@@ -27,6 +27,22 @@ MAX_GROWTH = 100
 WORD_MARK = "▁"  # SentencePiece's mark of a space
 
 
+def vocabulary_file(directory: Path) -> Path:
+    """The first of tokenizer.json, vocab.txt, spiece.model and *.model that a directory has.
+
+    A vocab.txt that lists the pieces of a SentencePiece model counts after that model.
+
+    Raises:
+      UserError: it has none.
+    """
+    known = [directory / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")]
+    found = [path for path in [*known, *sorted(directory.glob("*.model"))] if path.exists()]
+    if not found:
+        raise UserError(f"{directory}: has no tokenizer.json, vocab.txt or .model")
+    listed = found[0].name == "vocab.txt" and of_sentencepiece(read_vocab(found[0]))
+    return found[min(listed, len(found) - 1)]
+
+
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
     """Say in a line what `tokenizers` raises: bare exceptions, and panics, which are none."""
@@ -62,6 +78,12 @@ def read_vocab(path: Path) -> list[str]:
             raise UserError(f"{path}:{number}: {piece!r} stands on line {seen[piece]} already")
         seen[piece] = number
     return lines
+
+
+def of_sentencepiece(pieces: list[str]) -> bool:
+    """Whether a vocab.txt lists the pieces of a SentencePiece model, as those of KoBERT do."""
+    marked = any(len(piece) > 1 and piece.startswith(WORD_MARK) for piece in pieces)
+    return marked and not any(piece.startswith("##") for piece in pieces)
 
 
 def read_json(path: Path) -> dict:
@@ -164,10 +186,15 @@ def read_sentencepiece(path: Path) -> tokenizers.Tokenizer:
     """The tokenizer of a SentencePiece .model, unigram or BPE, with its own normalisation.
 
     Raises:
-      UserError: it is no such file.
+      UserError: it is no such file, or a vocab.txt beside it lists its pieces by other ids.
     """
     with library_errors(f"{path}: not a SentencePiece model"):
-        return sentencepiece_backend(_read_bytes(path), path)
+        backend = sentencepiece_backend(_read_bytes(path), path)
+    listing = path.with_name("vocab.txt")
+    listed = read_vocab(listing) if listing.exists() else []
+    if of_sentencepiece(listed) and backend.get_vocab() != {p: i for i, p in enumerate(listed)}:
+        raise UserError(f"{listing}: not the pieces of {path.name} beside it, in their order")
+    return backend
 
 
 def sentencepiece_backend(data: bytes, where: str | Path) -> tokenizers.Tokenizer:

@@ -352,6 +352,12 @@ def test_bad_sources_are_one_line(tmp_path: Path, source: str, message: str) -> 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("language", ["korean", "English", "en_GB", ""])
+def test_a_language_that_is_no_code_is_not_split_as_english(language: str) -> None:
+    with pytest.raises(UserError, match="give its code, such as en, ko"):
+        open_source(CorpusConfig(language=language))
+
+
 def test_a_file_that_goes_away_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "One.")
     source = open_source(CorpusConfig(source=f"text:{path}"))

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.data import vocabulary_files
-from bert_jax.data.tokenization import load_tokenizer, train_tokenizer
+from bert_jax.data.tokenization import SPECIAL_PIECES, load_tokenizer, train_tokenizer
+from bert_jax.data.vocabulary_training import train_sentencepiece
 from bert_jax.errors import UserError
 
 GOOD = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\n"
@@ -45,6 +46,24 @@ def test_what_is_not_there_is_refused(tmp_path):
     with pytest.raises(UserError, match="nowhere: cannot be read"):
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"has no tokenizer\.json, vocab\.txt or \.model"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_listing_of_a_sentencepiece_model_is_no_wordpiece(tmp_path):
+    """KoBERT's weights come with a .model, and a vocab.txt that lists its pieces."""
+    text = ["the stone walks over the bridge", "a river and another river"] * 20
+    (tmp_path / "kobert.model").write_bytes(
+        train_sentencepiece("unigram", text, 40, SPECIAL_PIECES)
+    )
+    alone = load_tokenizer(tmp_path)
+    listing = tmp_path / "vocab.txt"
+    listing.write_text("\n".join(alone.pieces) + "\n")
+    assert load_tokenizer(tmp_path).digest == alone.digest
+    listing.write_text("\n".join([*alone.pieces[:-2], *alone.pieces[:-3:-1]]) + "\n")
+    with pytest.raises(UserError, match=r"vocab\.txt: not the pieces of kobert\.model"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "kobert.model").unlink()
+    with pytest.raises(UserError, match=r"vocab\.txt: lists pieces of SentencePiece"):
         load_tokenizer(tmp_path)
 
 
