@@ -104,8 +104,10 @@ class Encoder(nn.Module):
         # a CPU each layer reads it, where it could be part of the layer's one kernel
         # (docs/performance.md). Functions that stay apart share none.
         apart = deterministic and device_platform() == "cpu"
+        # `nn.jit` draws other keys; a seed gives the same parameters on any platform.
+        jitted = apart or self.is_initializing()
         for index in range(c.num_hidden_layers):
-            one = (nn.jit(layer) if apart else layer)(c, deterministic, name=f"layer_{index}")
+            one = (nn.jit(layer) if jitted else layer)(c, deterministic, name=f"layer_{index}")
             here = wanted if index == c.num_hidden_layers - 1 else None
             state: Any = one(every[-1], attention_mask, segment_ids, here)[0]
             if apart:

@@ -205,6 +205,15 @@ def test_scanned_bfloat16_layers_are_no_loop_on_a_cpu(monkeypatch, remat):
     assert_close(gradient, looped_gradient, 1e-2)
 
 
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_a_seed_gives_the_same_parameters_on_any_platform(monkeypatch, scan_layers):
+    model = BertForPreTraining(dataclasses.replace(CONFIG, scan_layers=scan_layers))
+    params = nn.unbox(model.init(jax.random.key(0), **batch_of()))
+    monkeypatch.setattr(encoder, "device_platform", lambda: "tpu")
+    elsewhere = nn.unbox(model.init(jax.random.key(0), **batch_of()))
+    jax.tree.map(np.testing.assert_array_equal, params, elsewhere)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("scan_layers", [True, False])
 def test_on_a_cpu_layers_share_no_constants_without_gradients(dtype, scan_layers):
