@@ -123,7 +123,8 @@ def _with_task(weights: Weights, written: Path, form: str) -> Weights:
     task = stated_task(path)
     if task is None:
         return weights
-    if form == "hf" and task.architecture == weights.architecture:
+    head = bool(weights.own) if task.frozen_encoder else task.architecture == weights.architecture
+    if form == "hf" and head:
         shutil.copyfile(path, written / TASK_FILE)
         return weights
     lost = f"{TASK_FILE} (settings of the task, which go with its head, by --to=hf)"

@@ -77,7 +77,8 @@ def reduced(weights: Weights, architecture: str) -> Weights:
     kept = {
         row.ours: weights.tensors[row.ours] for row in weights.rows() if row.scope not in others
     }
-    dropped = [f"{scope} (not of a {architecture})" for scope in sorted(scopes & others)]
+    heads = {name.split("/")[0] for name in weights.own}  # that the table does not have
+    dropped = [f"{scope} (not of a {architecture})" for scope in sorted(scopes & others | heads)]
     return replace(
         weights,
         architecture=architecture,

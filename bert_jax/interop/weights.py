@@ -159,7 +159,7 @@ def match_names(
         raise UserError(f"{where}: tensors are missing: {_listed(absent)}")
     found = {name: row for name, row in found.items() if row.scope in kept}
     left_over = sorted(stored.keys() - found.keys())
-    layers = [name for name in left_over if re.search(r"encoder[./]layer[._]\d+[./]", name)]
+    layers = [name for name in left_over if _layer(name) >= config.num_hidden_layers]
     if layers:
         raise UserError(
             f"{where}: config says num_hidden_layers={config.num_hidden_layers}, and the file has "
@@ -177,6 +177,12 @@ def match_names(
         missing=tuple(name for name, row in rows.items() if row.scope in expected - kept),
         left_over=tuple(left_over),
     )
+
+
+def _layer(name: str) -> int:
+    """The number of the encoder layer that a tensor of a file is of; -1 for none."""
+    found = re.search(r"encoder[./]layer[._](\d+)[./]", name)
+    return int(found[1]) if found else -1
 
 
 def stored_tensors(

@@ -76,6 +76,9 @@ def bert_config_from_json(fields: Mapping[str, Any], where: str = "config.json")
             )
     values: dict[str, Any] = {"hidden_act": _DEFAULT_ACTIVATION}
     for spec in _model_fields():
+        # No padding is what transformers may say of it; it is the vocabulary's in any case.
+        if spec.name == "pad_token_id" and fields.get(spec.name) is None:
+            continue
         if spec.name in fields:
             values[spec.name] = _checked(fields[spec.name], spec, where)
     config = BertConfig(**values)

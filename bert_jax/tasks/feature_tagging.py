@@ -4,6 +4,7 @@ import dataclasses
 from typing import ClassVar
 
 from bert_jax.config import BertConfig, setting
+from bert_jax.errors import UserError
 from bert_jax.models.feature_head import FEATURES, FeatureTagger
 from bert_jax.tasks.tagging import Tagging
 
@@ -24,5 +25,15 @@ class FeatureTagging(Tagging):
     packable: ClassVar[bool] = False
 
     def model(self, config: BertConfig) -> FeatureTagger:
-        """See `Task.model`."""
+        """See `Task.model`.
+
+        Raises:
+          UserError: the model has fewer layers than `encoder_features` are of.
+        """
+        first = FEATURES[self.encoder_features].start
+        if -first > config.num_hidden_layers:
+            raise UserError(
+                f"config.task.encoder_features={self.encoder_features!r}: the model has "
+                f"{config.num_hidden_layers} layers; choose weighted_all or last"
+            )
         return FeatureTagger(config, len(self.labels), self.encoder_features, self.lstm_width)

@@ -67,8 +67,8 @@ class MultipleChoice(Task):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """See `Task.columns`."""
-        return ("context", *(f"choice {number}" for number in range(self.choices)))
+        """See `Task.columns`; two choices until the examples have told how many."""
+        return ("context", *(f"choice {number}" for number in range(self.choices or 2)))
 
     def example(self, where: str, texts: Sequence[str]) -> Choice:
         """See `Task.example`."""

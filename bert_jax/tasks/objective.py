@@ -34,7 +34,9 @@ def task_objective(
         return apply(model, stop_gradients(params, rate), inputs, key)
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
-        return {"loss": task.loss_weight(batch)}
+        # Of a batch without a label, as of sentences whose words have no piece, the loss is 0.
+        weight = task.loss_weight(batch)
+        return {"loss": jnp.where(weight > 0, weight, 1)}
 
     def metrics(outputs: dict[str, jax.Array], batch: Batch) -> Metrics:
         return task.metrics(outputs, batch)

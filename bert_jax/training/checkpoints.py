@@ -31,19 +31,18 @@ State = TypeVar("State")  # a tree of arrays
 
 
 class Checkpoints:
-    """The `checkpoints` folder of a run directory. All processes call its methods alike.
-
-    Attributes:
-      best: the step of a checkpoint that stays, however old it is; None for none.
-    """
+    """The `checkpoints` folder of a run directory. All processes call its methods alike."""
 
     def __init__(self, run_directory: Path, keep: int) -> None:
-        """Open the folder, making it where it is missing; `keep` newest checkpoints stay."""
+        """Open the folder, making it where it is missing.
+
+        The `keep` newest checkpoints stay, and however old those are that their windows name as
+        "best".
+        """
         # Orbax tells of every stage, and of an error before it raises it.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._folder = (run_directory / "checkpoints").absolute()
         self._keep = keep
-        self.best: int | None = None
         self._newest: int | None = None
         self._pending: tuple[int, Any, Any, dict[str, Any]] | None = None
         self._checkpointer = ocp.AsyncCheckpointer(
@@ -64,7 +63,8 @@ class Checkpoints:
         Args:
           state: a tree of arrays; all of it is copied to the host before this returns.
           step: the step that it is the state of; the newest that is saved is not saved again.
-          window: JSON values, under 1 KB: what was measured since the last "train" record.
+          window: JSON values, under 1 KB: what was measured since the last "train" record, and as
+            "best" the step and score of the best evaluation.
 
         Raises:
           UserError: this save, or the one before it, could not be written.
@@ -156,10 +156,22 @@ class Checkpoints:
         write_seal(folder, content, later=(ocp.path.atomicity.COMMIT_SUCCESS_FILE,))
 
     def _delete_old(self) -> None:
-        if jax.process_index() == 0:
-            for step in saved_steps(self._folder)[: -self._keep]:
-                if step != self.best:
-                    shutil.rmtree(self._path(step))
+        if jax.process_index():
+            return
+        steps = saved_steps(self._folder)
+        # A run may go on from any that is kept, and ends with the best that it names.
+        needed = {self._best(step) for step in steps[-self._keep :]}
+        for step in steps[: -self._keep]:
+            if step not in needed:
+                shutil.rmtree(self._path(step))
+
+    def _best(self, step: int) -> int | None:
+        """The step that the checkpoint of `step` names as the best; None for none."""
+        try:
+            best = read_seal(self._path(step))["window"].get("best")
+        except Damage:
+            return None
+        return best[0] if best else None
 
     def _check_room(self, state: Any) -> None:
         """Raise at once what would fail on the way, and leave the disk full."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.config import RunConfig
+from bert_jax.config import Config, RunConfig
 from bert_jax.errors import TrainingFailure
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import TRAIN, Clock
@@ -131,17 +131,16 @@ def train_steps(
             evaluate()
         # In a row of skipped steps the state may be ruined: the last good checkpoints stay. The
         # best state is what the run ends with, and its score tells that it is sound.
-        best = run.checkpoints.best == step
+        best = run.window.best is not None and run.window.best[0] == step
         if best or (is_due(config.checkpoint_every) and not window.in_row):
             save_checkpoint(run, state, step)
     return state
 
 
 def _note_best(run: Run, step: int, score: float | None) -> None:
-    """Have the checkpoint of the best evaluation stay."""
+    """Note the best evaluation, whose checkpoint stays."""
     if score is not None and (run.window.best is None or score > run.window.best[1]):
         run.window.best = step, score
-        run.checkpoints.best = step
 
 
 def _compiled(
@@ -188,13 +187,22 @@ def _tell_skips(run: Run) -> None:
         step, in_row = record["step"], record["in_row"]
         run.progress.print(f"step {step:,} skipped: {record['reason']}")
         if in_row >= run.config.optimizer.max_skipped:
+            first = step - in_row + 1
             raise TrainingFailure(
-                f"{in_row} steps in a row were skipped, from step {step - in_row + 1} on: "
-                f"{record['reason']}; no checkpoint was written of them. "
-                f"python -m bert_jax.batch {shlex.quote(str(run.directory))} "
-                f"--step={step - in_row + 1} prints the first one's batch; should that be sound, "
+                f"{in_row} steps in a row were skipped, from step {first} on: {record['reason']}; "
+                f"no checkpoint was written of them. {_look_at(run, first)}"
                 "lower config.optimizer.learning_rate, in another --workdir"
             )
+
+
+def _look_at(run: Run, step: int) -> str:
+    """How to see the batch of a step, for the start of a sentence; of pretraining alone."""
+    if not isinstance(run.config, Config):
+        return ""
+    return (
+        f"python -m bert_jax.batch {shlex.quote(str(run.directory))} --step={step} prints the "
+        "first one's batch; should that be sound, "
+    )
 
 
 def _on_devices(

@@ -149,12 +149,15 @@ def scale_by_muon(b1: float, b2: float, eps: float) -> optax.GradientTransformat
     )
 
 
+_LOGITS = {"seq_relationship", "classifier", "qa_outputs"}
+
+
 def _muon_or_adam(params: Any) -> Any:
-    """A tree of labels: Muon's are the kernels but that of next-sentence prediction."""
+    """A tree of labels: Muon's are the kernels but those that make logits."""
 
     def label(path: tuple[Any, ...], _: jax.Array) -> str:
         names = _names(path)
-        return "muon" if names[-1] == "kernel" and "seq_relationship" not in names else "adam"
+        return "muon" if names[-1] == "kernel" and not _LOGITS & {*names} else "adam"
 
     return jax.tree_util.tree_map_with_path(label, params)
 

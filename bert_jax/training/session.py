@@ -89,7 +89,6 @@ def open_run(
       seconds_left: see `Progress`.
       score: see `Run`.
     """
-    checkpoints.best = window.best[0] if window.best else None
     clock, first = session.clock, session.first
     with (
         jax.set_mesh(mesh),
