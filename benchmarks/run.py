@@ -7,7 +7,6 @@ least and the greatest, as ratios to ours in the same rounds. Writes SUITE.json 
 import functools
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 from benchmarks import inference, input_pipeline, startup, training_step
 from benchmarks.tables import table
+from bert_jax.data.workers import core_count
 from bert_jax.errors import run_main
 from bert_jax.flags import Parser
 
@@ -46,7 +46,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": facts.get("model name", platform.processor()),
         "family and model": [facts.get(name) for name in ("cpu family", "model")],
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": core_count(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
         "commit": commit.stdout.strip(),

@@ -39,13 +39,17 @@ def main() -> None:
         "field is given: batch_size=16,32 optimizer.learning_rate=5e-5,3e-5,2e-5 epochs=2,3,4",
     )
     parser.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="runs of each combination of a sweep"
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs of each combination of a sweep; without one, of the settings as they are",
     )
     arguments, config = parse(parser, schema=FinetuneConfig)
     directory = arguments.workdir
     restart_with_allocator()
     # Only now, for it takes seconds: --help and mistakes are answered at once.
-    if arguments.sweep is None:
+    if arguments.sweep is None and arguments.seeds == 1:
         from bert_jax.finetuning import finetune
 
         finished = finetune(config, directory, Clock(process_age()), arguments.distributed)
@@ -54,7 +58,8 @@ def main() -> None:
 
         if arguments.seeds < 1 or arguments.distributed:
             raise UserError("--sweep: takes --seeds of at least 1, and runs on one process")
-        finished = sweep(config, parse_grid(arguments.sweep), arguments.seeds, directory)
+        grid = {} if arguments.sweep is None else parse_grid(arguments.sweep)
+        finished = sweep(config, grid, arguments.seeds, directory)
     ignore_signals()
     if not finished:
         sys.exit(RESUME_EXIT_CODE)

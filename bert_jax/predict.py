@@ -39,7 +39,13 @@ _TOP = 5
 
 def main() -> None:
     """Parse the command line and predict."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    # argparse lets no text follow an option that stands between it and MODEL.
+    arguments, later = parser.parse_known_args()
+    unknown = [item for item in later if item.startswith("-")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments.texts += later
     if arguments.texts and arguments.input:
         raise UserError("give texts or --input, not both")
     if not arguments.texts:  # which are few

@@ -36,7 +36,7 @@ from bert_jax.data.preparation import (
     write_json,
 )
 from bert_jax.data.shards import Manifest
-from bert_jax.data.workers import worker_pool
+from bert_jax.data.workers import core_count, worker_pool
 from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
 from bert_jax.flags import Parser
 
@@ -82,7 +82,7 @@ def prepare(
     source = open_source(corpus)
     given = given_vocabulary(corpus, new) if corpus.vocab else None
     seconds = {} if seconds is None else seconds
-    space = Workspace(root, workers or len(os.sched_getaffinity(0)), progress, seconds)
+    space = Workspace(root, workers or core_count(), progress, seconds)
     with _explained(root), _locked(root), worker_pool(space.workers) as pool:
         if _is_there(output):  # by another process, since this one looked
             shutil.rmtree(root)

@@ -39,7 +39,8 @@ class Trial(NamedTuple):
     @property
     def name(self) -> str:
         """Its values, as a person reads them."""
-        return ", ".join(f"{field.split('.')[-1]}={value}" for field, value in self.values.items())
+        values = [f"{field.split('.')[-1]}={value}" for field, value in self.values.items()]
+        return ", ".join(values) or "as given"
 
 
 class Setting(NamedTuple):

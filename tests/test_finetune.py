@@ -15,7 +15,8 @@ from peer_models import peer, save_peer
 from small_finetune import EPOCHS, STEPS_AN_EPOCH, small_config, write_model, write_table
 from small_run import LONG, ROOT, Processes, assert_equal_runs, history, parameters
 
-from bert_jax.errors import UserError
+from bert_jax import finetune as command
+from bert_jax.errors import TrainingFailure, UserError
 from bert_jax.finetune_data import read_data
 from bert_jax.finetuning import finetune
 from bert_jax.flags import override
@@ -275,6 +276,14 @@ def test_what_cannot_be_trained_is_refused_in_a_line(folder, tmp_path, change, t
         finetune(config, tmp_path / "run")
 
 
+def test_a_failure_names_no_command_of_pretraining(folder, tmp_path):
+    config = config_of(folder)
+    config.optimizer.learning_rate, config.optimizer.max_skipped = 1e30, 2
+    with pytest.raises(TrainingFailure, match="2 steps in a row were skipped") as told:
+        finetune(config, tmp_path / "run")
+    assert "bert_jax.batch" not in str(told.value)
+
+
 def test_a_workdir_of_another_run_is_refused(folder, finished_run):
     with pytest.raises(UserError, match=r"config\.epochs=6, and this one 2"):
         finetune(config_of(folder, epochs=2), finished_run)
@@ -292,6 +301,18 @@ def test_a_head_of_another_task_is_begun_anew_and_that_of_the_same_goes_on(
         assert ("at random" in begun) == (source.name == "tagger")
 
 
+def test_seeds_without_a_grid_are_runs_of_the_settings_as_they_are(monkeypatch, tmp_path):
+    runs = []
+    monkeypatch.setattr("bert_jax.sweep.sweep", lambda *arguments: runs.append(arguments) or True)
+    for of_process in ("restart_with_allocator", "exit_at_signals", "ignore_signals"):
+        monkeypatch.setattr(command, of_process, lambda: None)
+    words = ["--config=classify", "--init_from=x", "--config.task.train=y", "--seeds=3"]
+    monkeypatch.setattr(sys, "argv", ["finetune", *words, f"--workdir={tmp_path}"])
+    command.main()
+    [(_, grid, seeds, directory)] = runs
+    assert (grid, seeds, directory) == ({}, 3, tmp_path)
+
+
 def test_the_command_says_what_it_wants():
     for arguments, told in (
         (["--config=classify"], "config.init_from is empty"),
@@ -303,8 +324,8 @@ def test_the_command_says_what_it_wants():
             "--sweep",
         ),
     ):
-        command = [sys.executable, "-m", "bert_jax.finetune", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        words = [sys.executable, "-m", "bert_jax.finetune", *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=60)
         assert done.returncode == 2, done.stderr
         assert told in done.stderr
         assert len(done.stderr.splitlines()) == 1

@@ -139,6 +139,13 @@ def test_every_source_gives_the_same(models, objects, tmp_path):
                 np.testing.assert_allclose(first, second, atol=1e-6)
 
 
+def test_texts_may_stand_behind_options(models, objects):
+    first, last = ("a [MASK] stone", "--top=1"), ("--top=1", "a [MASK] stone")
+    assert objects("fill-mask", models["pretrained"], *first) == objects(
+        "fill-mask", models["pretrained"], *last
+    )
+
+
 def test_pairs_come_as_two_arguments_with_a_tab_or_with_a_shared_text(models, objects, tmp_path):
     pairs = [("the river.", "a bird"), ("small stones", "a bird")]
     ask = ("next-sentence", models["pretrained"])
@@ -339,6 +346,7 @@ def test_vectors_as_arrays(models, objects, said, tmp_path):
         (["embed", "encoder", "a", "--max_length=41"], "", "takes 8 to 40 pieces"),
         (["embed", "encoder", "a", "--columns=a,b"], "", "embed takes 1: text"),
         (["classify", "classify", "a", "--columns=a,b,c"], "", "a text, maybe a pair"),
+        (["classify", "classify", "a", "--output=a.npy"], "", "only embed writes arrays"),
     ],
 )
 def test_mistakes_are_told(words, stdin, told, models, said):
@@ -353,6 +361,7 @@ def test_mistakes_are_told(words, stdin, told, models, said):
     [
         (["guess", "MODEL"], "invalid choice: 'guess'"),
         (["fill-mask"], "MODEL"),
+        (["fill-mask", "MODEL", "--pot=1", "a"], "unrecognized arguments: --pot=1"),
         (["fill-mask", "MODEL", "a", "--top=0"], "'0' is not a number from 1 on"),
         (["embed", "MODEL", "a", "--weights=a"], "'a' are not numbers with commas"),
         (["classify", "MODEL", "a", "--pair="], "argument --pair: is empty"),

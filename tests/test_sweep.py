@@ -8,7 +8,7 @@ from small_finetune import small_config, write_model, write_table
 
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
-from bert_jax.sweep import PAPER_GRID, Setting, parse_grid, sweep, text_table
+from bert_jax.sweep import PAPER_GRID, Setting, _trials, parse_grid, sweep, text_table
 from bert_jax.training.console import Progress
 
 
@@ -38,6 +38,10 @@ def test_the_table_has_means_and_deviations_the_best_first():
         ["epochs=3", "0.8000", "0.1414", "0.9000", "2"],
         ["epochs=2", "0.5500", "0.0707", "0.6000", "2"],
     ]
+
+
+def test_runs_of_no_grid_are_of_the_settings_as_given(tmp_path):
+    assert [trial.name for trial in _trials({}, range(2), tmp_path)] == ["as given"] * 2
 
 
 def test_a_stopped_sweep_goes_on_and_keeps_the_best_model(tmp_path, monkeypatch, capsys):

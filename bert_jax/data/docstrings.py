@@ -17,7 +17,6 @@ knows the documentation of these packages, not how well it would do on those it 
 
 import ast
 import importlib.metadata
-import os
 import re
 import sysconfig
 import warnings
@@ -29,7 +28,7 @@ from pathlib import Path
 
 from bert_jax.data.documents import Document, Piece, split_sentences
 from bert_jax.data.heldout import LONG_SENTENCE, normalise
-from bert_jax.data.workers import ordered, worker_pool
+from bert_jax.data.workers import core_count, ordered, worker_pool
 
 # What the project itself needs, but for scikit-learn: the figures of the tiny recipe are of the
 # corpus without its 16 MB of source. What these need in turn is found from their metadata.
@@ -126,7 +125,7 @@ def document_pieces(files: list[Path]) -> Iterator[tuple[Piece, int]]:
     """A piece a file that has prose: a sentence a line, as in `text:` with `lines`."""
     seen, done = set(), 0
     chunks = [files[start : start + CHUNK] for start in range(0, len(files), CHUNK)]
-    workers = len(os.sched_getaffinity(0))
+    workers = core_count()
     with worker_pool(workers) as pool:
         results = ordered(pool, read_chunk, chunks, 4 * workers)
         for file, paragraphs in zip(files, chain.from_iterable(results), strict=True):

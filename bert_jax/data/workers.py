@@ -16,6 +16,13 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
+def core_count() -> int:
+    """The cores that this process may use; where the system does not say (macOS), the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Fresh processes that import only what they are sent, and that end when this one does.

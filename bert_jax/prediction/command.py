@@ -58,8 +58,10 @@ def answer(arguments: argparse.Namespace) -> None:
 
 
 def _check_output(arguments: argparse.Namespace) -> None:
-    """Refuse to write where the texts are read from."""
+    """Refuse to write where the texts are read from, or an array of what is none."""
     given, output = arguments.input, arguments.output
+    if output and output.suffix == ".npy" and arguments.command != "embed":
+        raise UserError(f"--output={output}: only embed writes arrays; name a .jsonl")
     if given and output and given.exists() and output.exists() and output.samefile(given):
         raise UserError(f"--output={output}: is the file of --input; name another")
 

@@ -153,7 +153,9 @@ def _choices(row: Row, where: str) -> tuple[str, tuple[str, ...]]:
             f"{where}: no columns ending0, ending1, ... and no list in choices; there are "
             f"{', '.join(row)}"
         )
-    start = field(row, "sent2", where)
+    start = field(row, "sent2", where) or ""  # null, in JSON, is no beginning
+    if not isinstance(start, str):
+        raise UserError(f"{where}: column 'sent2' holds {start!r}: a text is expected")
     return text_field(row, "sent1", where), tuple(
         f"{start} {text_field(row, name, where)}".strip() for name in endings
     )

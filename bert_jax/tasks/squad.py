@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.tables import opened
 from bert_jax.tasks.task import Example
 
-_MAX_BYTES = 1 << 30
+_MAX_LENGTH = 1 << 30  # of a file, in characters
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -79,12 +80,12 @@ def read_squad(path: Path, labelled: bool = True) -> tuple[list[Question], list[
 
 
 def _load(path: Path) -> Any:
+    with opened(path) as file:
+        text = file.read(_MAX_LENGTH + 1)
+    if len(text) > _MAX_LENGTH:
+        raise UserError(f"{path}: over {_MAX_LENGTH:,} characters")
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UserError(f"{path}: over {_MAX_BYTES >> 20} MiB")
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})") from error
 

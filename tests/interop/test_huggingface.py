@@ -213,6 +213,9 @@ def test_what_is_missing_or_left_over_is_listed(pretraining):
     assert weights.architecture == "BertForMaskedLM"
     assert set(weights.missing) == tensors.keys() - fewer.keys()
     assert weights.left_over == ("adapter.weight",)
+    within = "bert.encoder.layer.0.attention.self.extra"
+    weights = load_weights(rewrite(pretraining, tensors | {within: torch.ones(3)}))
+    assert weights.left_over == (within,)
 
 
 def test_a_model_without_named_architecture_is_told_by_its_heads(pretraining):

@@ -54,6 +54,11 @@ def test_absent_fields_have_the_defaults_of_transformers():
     assert {f: v for f, v in ours.items() if f != "architectures" and getattr(theirs, f) != v} == {}
 
 
+def test_no_padding_is_no_mistake():
+    """transformers writes null where it is told of none; the vocabulary says what pads."""
+    assert bert_config_from_json({"pad_token_id": None}) == bert_config_from_json({})
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -16,6 +16,7 @@ import transformers
 from peer_models import peer, save_peer
 
 from bert_jax.config import BertConfig, OptimizerConfig
+from bert_jax.convert import convert
 from bert_jax.errors import UserError
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.finetune_results import write_model
@@ -23,6 +24,7 @@ from bert_jax.finetuning import finetune
 from bert_jax.interop import load_weights
 from bert_jax.interop.google import write_google
 from bert_jax.interop.init_from import adopted_model
+from bert_jax.interop.load import reduced
 from bert_jax.interop.params import load_params
 from bert_jax.interop.runs import write_run
 from bert_jax.tasks.feature_tagging import FeatureTagging
@@ -140,6 +142,26 @@ def test_other_forms_say_the_head_or_refuse_it(saved, tmp_path, form):
     assert again.own.keys() == weights.own.keys()
     for name, tensor in weights.own.items():
         np.testing.assert_array_equal(again.tensors[name].read(), tensor.read())
+
+
+def test_fewer_layers_than_are_read_are_refused():
+    config = BertConfig(num_hidden_layers=2)
+    for features in ("concat_last_four", "weighted_last_four"):
+        with pytest.raises(UserError, match=f"encoder_features='{features}': the model has 2"):
+            FeatureTagging(labels=("O",), encoder_features=features).model(config)
+    for features in ("weighted_all", "second_to_last", "last", "embeddings"):
+        FeatureTagging(labels=("O",), encoder_features=features).model(config)
+
+
+def test_a_head_that_is_left_out_is_told(folder, saved, tmp_path):
+    of_run, given = load_weights(saved[0]), load_weights(folder / "model").tensors
+    pooler = {name: tensor for name, tensor in given.items() if name.startswith("bert/pooler")}
+    weights = dataclasses.replace(of_run, tensors={**of_run.tensors, **pooler})
+    assert not convert(weights, tmp_path / "whole", "hf").dropped
+    assert load_task(tmp_path / "whole", weights).kind == "feature_tagging"
+    told = convert(reduced(weights, "BertModel"), tmp_path / "encoder", "hf")
+    assert [name.split()[0] for name in told.dropped] == ["tagger", "task.json"]
+    assert not (tmp_path / "encoder/task.json").exists()
 
 
 def test_an_encoder_that_would_move_is_refused(folder):

@@ -15,6 +15,8 @@ from peer_models import PIECES, peer, save_peer
 from bert_jax.data.buckets import collate
 from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.errors import UserError
+from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.finetuning import finetune
 from bert_jax.interop import load_params, load_weights
 from bert_jax.tasks.multiple_choice import Choice, MultipleChoice
 
@@ -48,6 +50,9 @@ ROW = [
 ]
 
 
+ENDINGS = {"sent1": "x", "ending0": "a", "ending1": "b"}
+
+
 @pytest.fixture
 def tokenizer(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
@@ -73,6 +78,11 @@ def test_swag_and_json_lines_say_the_same(tmp_path):
         assert (example.text, example.choices, example.label) == ("a bird.", tuple(choices), "1")
     (test,) = MultipleChoice().read(swag(tmp_path, ROW[:-1], columns=COLUMNS[:-1]), labelled=False)
     assert test.label is None
+
+
+def test_endings_may_have_no_beginning(tmp_path):
+    (example,) = MultipleChoice().read(jsonl(tmp_path, ENDINGS | {"sent2": None, "label": 1}))
+    assert example.choices == ("a", "b")
 
 
 def test_features_are_padded_within_an_example(tokenizer):
@@ -157,12 +167,21 @@ def test_predictions_and_accuracy():
         ({"context": "x", "choices": "ab", "label": 0}, "a list of two texts or more"),
         ({"context": "x", "choices": ["a", ""], "label": 0}, r"'choices\[1\]' holds ''"),
         ({"context": " ", "choices": ["a", "b"], "label": 0}, "'context' holds ' '"),
+        (ENDINGS | {"sent2": 5, "label": 0}, "'sent2' holds 5: a text is expected"),
         ({"sent1": "x", "label": 0}, "no columns ending0, ending1, .*; there are sent1, label"),
     ],
 )
 def test_a_bad_row_is_told_with_its_line(tmp_path, row, told):
     with pytest.raises(UserError, match=rf"a\.jsonl:1: .*{told}"):
         MultipleChoice().read(jsonl(tmp_path, row))
+
+
+def test_a_model_with_one_token_type_is_refused(tmp_path):
+    model = save_peer(peer("BertModel", type_vocab_size=1), tmp_path / "model")
+    table = jsonl(tmp_path, ENDINGS | {"sent2": "", "label": 1})
+    config = FinetuneConfig(init_from=str(model), task=MultipleChoice(train=str(table)))
+    with pytest.raises(UserError, match="type_vocab_size is 1"):
+        finetune(config, tmp_path / "run")
 
 
 def test_another_number_of_choices_is_told():

@@ -1,6 +1,7 @@
 """SQuAD's files and scores, the scores against the official rules written out here."""
 
 import collections
+import gzip
 import json
 import math
 import re
@@ -42,6 +43,12 @@ def test_a_file_is_read(tmp_path):
     assert (read.id, read.text, read.context) == ("q1", "Which?", "Blue is a colour.")
     assert (read.answers, rejected) == ((Answer("a colour", 8),), [])
     assert read.where == f"{path}: data[0].paragraphs[0].qas[0]"
+
+
+def test_a_packed_file_is_read(tmp_path):
+    plain, packed = squad_file(tmp_path / "a.json"), tmp_path / "a.json.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_squad(packed)[0][0].context == read_squad(plain)[0][0].context
 
 
 def test_questions_of_a_context_are_held_out_together(tmp_path):

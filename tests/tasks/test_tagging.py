@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from peer_models import PIECES
 
+from bert_jax.config import BertConfig
 from bert_jax.data.tokenization import load_tokenizer, train_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.tasks.entities import Found
+from bert_jax.tasks.objective import task_objective
 from bert_jax.tasks.registry import task_from_json, task_to_json
 from bert_jax.tasks.tagging import Tagged, Tagging, pieces_of_units, unit_tags
+from bert_jax.training.objective import summed_loss
 
 CONLL = """\
 -DOCSTART- -X- O O
@@ -69,6 +72,19 @@ def oracle(task, examples, features):
         labels = np.where(feature["token_weights"] > 0, feature["token_labels"], 0)
         outputs.append([{"token_logits": 9 * np.eye(len(task.labels), dtype=np.float32)[labels]}])
     return task.predictions(examples, features, outputs)
+
+
+def test_a_batch_of_units_without_pieces_has_a_loss_of_0(tokenizer):
+    """Accents alone, of which an uncased vocabulary leaves nothing."""
+    task = Tagging(labels=("O", "B-X"), max_length=8)
+    features = task.features([sentence("\u0301", tags=("B-X",))], tokenizer)
+    batch = {name: jnp.asarray(array)[None] for name, array in features[0][0].items()}
+    config = BertConfig(vocab_size=len(PIECES))
+    objective = task_objective(task, task.model(config), features[0][0], lambda _: 1.0)
+    logits = jnp.zeros((*batch["token_labels"].shape, 2))
+    metrics = objective.metrics({"token_logits": logits}, batch)
+    assert metrics["loss"] == (0, 0)
+    assert summed_loss(metrics, objective.weights(batch)) == 0
 
 
 def test_columns_are_read_and_iob1_becomes_iob2(tmp_path):

@@ -7,6 +7,7 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError
-from bert_jax.training.checkpoints import Checkpoints
+from bert_jax.training.checkpoints import Checkpoints, saved_steps
 from bert_jax.training.seal import SEAL_FILE, read_seal, write_seal
 from bert_jax.training.sharding import MESH_AXES
 
@@ -342,6 +343,23 @@ def test_a_full_disk_is_told_at_once_and_keeps_what_was_saved(small_disk):
     assert restored is not None
     np.testing.assert_array_equal(restored[0]["x"], floats(3)["x"])
     assert sorted(os.listdir(run / "checkpoints")) == ["0", "1", "2", "3"]
+
+
+def test_the_best_stays_until_a_checkpoint_that_names_another_is_whole(tmp_path, monkeypatch):
+    def steps() -> list[int]:
+        return saved_steps(tmp_path / "checkpoints")
+
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(floats(7), 7, {"best": [7, 0.5]})
+    checkpoints.save(floats(14), 14, {"best": [7, 0.5]})
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1, free=0))
+        with pytest.raises(UserError, match="whole is step 14"):
+            checkpoints.save(floats(21), 21, {"best": [21, 0.6]})
+    assert steps() == [7, 14]
+    checkpoints.save(floats(21), 21, {"best": [21, 0.6]})
+    checkpoints.close()
+    assert steps() == [21]
 
 
 def test_a_save_that_fails_on_the_way_is_told_by_the_next_or_by_close(tmp_path):

@@ -204,6 +204,18 @@ def test_muon_takes_a_projection_to_or_from_heads_as_one_matrix():
         np.testing.assert_allclose(scanned[0], unrolled, rtol=1e-3, atol=1e-8)
 
 
+def test_what_makes_logits_is_no_matrix_of_muon():
+    gradient = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
+    optimizer = make_optimizer(OptimizerConfig(name="muon", warmup_steps=0), TOTAL)
+    updates = []
+    for name in ("seq_relationship", "classifier", "qa_outputs", "transform"):
+        tree = {name: {"kernel": gradient}}
+        updates += jax.tree.leaves(optimizer.update(tree, optimizer.init(tree), tree)[0])
+    of_adam = updates[0]
+    same = [np.array_equal(update, of_adam) for update in updates]
+    assert same == [True, True, True, False]
+
+
 def test_decay_skips_layer_norm_and_biases_boxed_or_not():
     tree = nested(random_flat(3))
     boxed = jax.tree.map(lambda leaf: nn.Partitioned(leaf, ("embed",) * leaf.ndim), tree)
