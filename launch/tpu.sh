@@ -226,7 +226,7 @@ while (($#)); do
     --max_starts=*) max_starts=${1#*=} ;;
     --spot) spot=yes ;;
     --keep) keep=yes ;;
-    --follow) follow='all --follow' ;;
+    --follow) follow='+1 --follow' ;; # of tail: from the first line on
     *) take "$1" || fail "$1: no flag of this command (see --help); those of train go after --" ;;
   esac
   shift

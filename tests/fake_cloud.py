@@ -90,7 +90,7 @@ class Cloud:
         (self.folder / "state.json").write_text(json.dumps(state))
 
     def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a launcher."""
+        """Start a launcher; it and what it starts are a group, as in a terminal."""
         path = f"{self.folder / 'bin'}:/usr/local/bin:/usr/bin:/bin"
         return subprocess.Popen(
             ["bash", str(self.launcher / script), *arguments],
@@ -98,6 +98,7 @@ class Cloud:
             | {"BERT_JAX_POLL": "0.1"}
             | environment,
             cwd=self.folder,
+            start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,9 +1,11 @@
 """launch/tpu.sh against a fake gcloud that plays preemptions."""
 
+import os
 import shlex
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from fake_cloud import ACTIVE, LIMIT, PLACE, RUN, Cloud, finish
@@ -179,6 +181,27 @@ def test_several_slices(cloud: Cloud):
     for host in ("bert-0/0", "bert-0/1", "bert-1/0", "bert-1/1"):
         assert f"[{host}] this is the end with 0" in told
     assert all(line.startswith("[bert-") for line in told)
+
+
+def test_a_log_is_followed_from_its_first_line_until_ctrl_c(cloud: Cloud):
+    cloud.plan([ACTIVE], [0])
+    cloud.run("tpu.sh", "run", *RUN, "--keep", *CONFIG)
+    following = cloud.start("tpu.sh", "logs", *PLACE, "--name=bert", "--follow")
+    assert following.stdout
+    logs = [cloud.folder / f"hosts/bert-{index}/bert_jax_run/log" for index in (0, 1)]
+    try:
+        # Only then more is written: it is told as it comes.
+        told = [following.stdout.readline() for log in logs for _ in log.open()]
+        for host in ("bert/0", "bert/1"):
+            assert f"[{host}] this is the end with 0\n" in told
+        with logs[1].open("a") as log:
+            log.write("and on\n")
+        assert following.stdout.readline() == "[bert/1] and on\n"
+        os.killpg(following.pid, signal.SIGINT)  # as a terminal sends it
+        assert finish(following).returncode == -signal.SIGINT
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(following.pid, signal.SIGKILL)
 
 
 def test_asking_twice_and_deleting_twice(cloud: Cloud):
