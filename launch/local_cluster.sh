@@ -42,7 +42,9 @@ install ""
 set_default JAX_PLATFORMS cpu
 set_virtual_devices
 
+# A terminal's Ctrl-C does not end it: it is for the processes, which are not there yet.
 free_port() {
+  trap '' INT TERM
   "$VENV/bin/python" -c 'import socket
 s = socket.socket()
 s.bind(("localhost", 0))
@@ -71,15 +73,20 @@ start() {
 send() { kill "-$1" ${running[@]+"${running[@]}"} 2>/dev/null || true; }
 
 stopping=
-trap 'stopping=yes; send TERM' INT TERM
+trap 'stopping=yes' INT TERM
 trap 'send KILL' EXIT
 
-# Waits for all to end; sets `code` to that of the worst: a failure before a loss before success.
+# Waits for all to end, and has them end where this script is to; sets `code` to that of the worst: a
+# failure before a loss before success.
 await() {
   local pid status ended deadline=
   code=0
   while ((${#running[@]})); do
     sleep 0.2 || true # a terminal's Ctrl-C ends it, too
+    if [[ $stopping == yes ]]; then # all have been started, where it came before, too
+      stopping=told
+      send TERM
+    fi
     local -a still=()
     for pid in "${running[@]}"; do
       if kill -0 "$pid" 2>/dev/null; then

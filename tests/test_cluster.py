@@ -1,15 +1,14 @@
 """Several processes of one run: they train as one, and none waits for a peer that is gone."""
 
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_checkout import checkout
 from small_run import LONG, ROOT, Processes, assert_equal_runs, command, history
 
 from bert_jax.training.checkpoints import saved_steps
@@ -20,6 +19,8 @@ ENDLESS = [
     *("--config.phases[0].steps=1000000", "--config.eval_every=1000000"),
     "--config.checkpoint_every=1000000",
 ]
+# The interpreter of the tests, as a launcher finds it in .venv.
+PYTHON = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
 
 
 def run(shards: Path, directory: Path, count: int, devices: int, *flags: str) -> Path:
@@ -208,25 +209,9 @@ def test_processes_of_other_settings_are_told(shards, tmp_path):
             )
 
 
-def checkout(folder: Path) -> Path:
-    """The launchers, in a checkout whose .venv is the interpreter of the tests."""
-    for name in ("launch", "setup.py", "constraints.txt"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, folder / name)
-    python = folder / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    stamp = f'cat "{folder}/setup.py" "{folder}/constraints.txt" | cksum'
-    sums = subprocess.run(["bash", "-c", stamp], capture_output=True, text=True, check=True)
-    (folder / ".venv/installed").write_text(f"{folder} {sums.stdout}")
-    return folder / "launch/local_cluster.sh"
-
-
 @pytest.mark.slow
 def test_the_launcher_starts_all_again_where_one_is_killed(shards, tmp_path):
-    (tmp_path / "checkout").mkdir()
-    launcher = checkout(tmp_path / "checkout")
+    launcher = checkout(tmp_path / "checkout", PYTHON) / "launch/local_cluster.sh"
     flags = ["--config.phases[0].steps=300", "--config.eval_every=100"]
     flags += ["--config.checkpoint_every=50"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -245,8 +230,8 @@ def test_the_launcher_starts_all_again_where_one_is_killed(shards, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_has_the_launcher_save_and_say_how_to_go_on(shards, tmp_path):
-    (tmp_path / "checkout").mkdir()
-    launcher, directory = checkout(tmp_path / "checkout"), tmp_path / "run"
+    launcher = checkout(tmp_path / "checkout", PYTHON) / "launch/local_cluster.sh"
+    directory = tmp_path / "run"
     arguments = ["bash", str(launcher), "2", *command(shards, directory, *ENDLESS)[3:]]
     with Processes(tmp_path / "logs", [arguments]) as processes:
         processes.until(lambda: len(read_metrics(directory)) > 5)
