@@ -2,7 +2,7 @@
 # Sourced by the launchers. Makes .venv in the checkout, keeps the package installed there, and
 # sets what the process must find in its environment when it starts.
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ROOT=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
 
 say() { echo "bert_jax: $*" >&2; }
