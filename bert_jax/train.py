@@ -17,7 +17,7 @@ _EXAMPLES = """examples:
       the embedded corpus, minutes on a laptop CPU
   python -m bert_jax.train --config=base --config.data.dir=data/books --workdir=runs/books
       the paper's recipe on one's own text, prepared by python -m bert_jax.prepare
-  python -m bert_jax.train --config=tiny --config.phases[0].steps=500 --config.mesh.fsdp=2
+  python -m bert_jax.train --config=tiny '--config.phases[0].steps=500' --config.mesh.fsdp=2
       a recipe with fields changed
   python -m bert_jax.train --config=base --init_from=bert-base --config.data.dir=data/books
       going on from a published checkpoint, on text prepared with --vocab=bert-base

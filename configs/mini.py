@@ -10,8 +10,8 @@ In an hour of two CPU cores it learns something already. On 41 MB of English Wik
     python -m bert_jax.train --config=mini --config.data.dir=data/wiki --workdir=runs/wiki \\
         --config.optimizer.name=muon --config.optimizer.learning_rate=2e-3 \\
         --config.optimizer.warmup_steps=300 \\
-        --config.phases[0].steps=3000 --config.phases[0].batch_size=32 \\
-        --config.phases[1].steps=300 --config.phases[1].batch_size=8
+        '--config.phases[0].steps=3000' '--config.phases[0].batch_size=32' \\
+        '--config.phases[1].steps=300' '--config.phases[1].batch_size=8'
 
 Held-out there, after 1,000, 2,000 and 3,000 steps (12 million tokens) at length 128: MLM accuracy
 14.1, 15.4 and 20.2 % (the most frequent token: 4.8 %), perplexity 653, 534 and 320, NSP accuracy

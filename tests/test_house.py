@@ -168,6 +168,20 @@ def test_every_recipe_says_its_command(recipe: str):
     assert f"--config={Path(recipe).name}" in (docstring or "")
 
 
+# What people copy into a shell: pages, the launchers' help, the docstrings and help of the product.
+TOLD = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "launch").glob("*")),
+]
+
+
+@pytest.mark.parametrize("path", [*TOLD, *SHIPPED], ids=name_of)
+def test_brackets_of_a_flag_are_quoted(path: Path):
+    """Unquoted, zsh (of macOS) looks for files of that pattern, and runs nothing."""
+    assert not re.findall(r"(?<!\S)--config\.\S*\[.*", path.read_text())
+
+
 def test_the_layers_catch_a_wrong_import():
     assert layer_of(PACKAGE / "models/attention.py") > layer_of(PACKAGE / "training/losses.py")
     assert layer_of(PACKAGE / "train.py") < layer_of(PACKAGE / "data/shards.py")
