@@ -7,7 +7,7 @@ WordPiece vocabulary of 30,522, one million steps of 256 sequences: 900,000 at l
 100,000 at 512 (paper, appendix A.2). The paper's BooksCorpus is no longer published; for one's own
 text, `python -m bert_jax.prepare` first, then `--config.data.dir=DIR`.
 
-Cost: 4.2e10 tokens, about 2.3e19 FLOPs: four days on the paper's 16 TPU chips.
+Cost: 4.3e10 tokens, about 2.2e19 FLOPs: four days on the paper's 16 TPU chips.
 To reach: SQuAD 1.1 dev F1 88.5 after fine-tuning (paper, table 2: BERT-base, single).
 """
 

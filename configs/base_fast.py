@@ -9,7 +9,7 @@ What changes against `base`, and why:
 - AdamW with bias correction and b2 = 0.98, which large batches need (Liu et al., 2019, RoBERTa);
 - whole words masked together, and new masks each epoch (RoBERTa, section 4.1).
 
-Cost: 1.15e10 tokens, about 6.3e18 FLOPs. On fewer devices, cut each step into micro-batches with
+Cost: 1.15e10 tokens, about 6.0e18 FLOPs. On fewer devices, cut each step into micro-batches with
 `--config.optimizer.accumulate=16`; the update stays the same.
 To reach: GLUE within a point of `base` by that paper's account; not yet run here in full.
 """

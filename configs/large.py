@@ -6,7 +6,7 @@ As `base`, with 24 layers of width 1,024 (paper, section 3): English Wikipedia, 
 256 sequences. The phase at length 512 needs the memory of several accelerators, or
 `--config.optimizer.accumulate=8 --config.model.remat=full`.
 
-Cost: 4.2e10 tokens, about 8e19 FLOPs: four days on the paper's 64 TPU chips.
+Cost: 4.3e10 tokens, about 7.9e19 FLOPs: four days on the paper's 64 TPU chips.
 To reach: SQuAD 1.1 dev F1 90.9 after fine-tuning (paper, table 2: BERT-large, single).
 """
 

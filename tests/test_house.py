@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.flags import load_config
+from bert_jax.training.flops import run_flops
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "bert_jax"
@@ -166,6 +167,42 @@ def test_every_recipe_of_fine_tuning_loads_and_validates(recipe: str):
 def test_every_recipe_says_its_command(recipe: str):
     docstring = ast.get_docstring(ast.parse((ROOT / f"configs/{recipe}.py").read_text()))
     assert f"--config={Path(recipe).name}" in (docstring or "")
+
+
+def cost(recipe: str) -> str:
+    """What a recipe's docstring says of its cost."""
+    docstring = ast.get_docstring(ast.parse((ROOT / f"configs/{recipe}.py").read_text())) or ""
+    return docstring.partition("Cost: ")[2]
+
+
+def is_rounded(told: str, exact: float) -> bool:
+    """Whether a figure is the exact one, to as many digits as it has."""
+    digits = re.sub(r"e.*|[.,]", "", told).rstrip("0" if "e" not in told else "")
+    return float(told.replace(",", "")) == float(f"{exact:.{len(digits) - 1}e}")
+
+
+@pytest.mark.parametrize("recipe", ["base", "base_fast", "large"])
+def test_tokens_and_flops_of_a_recipe_are_those_it_tells(recipe: str):
+    config = load_config(recipe)
+    told = re.match(r"(\S+) tokens, about (\S+) FLOPs", cost(recipe))
+    assert told
+    tokens = sum(phase.steps * phase.batch_size * phase.seq_len for phase in config.phases)
+    assert is_rounded(told[1], tokens), tokens
+    assert is_rounded(told[2], flops := run_flops(config.model, config.phases)), flops
+
+
+@pytest.mark.parametrize(
+    "recipe", ["ner", "feature_ner", "klue_ner", "klue_nli", "nsmc", "multiple_choice", "glue"]
+)
+def test_steps_of_a_recipe_are_those_it_tells(recipe: str):
+    config = load_config(recipe, FinetuneConfig)
+    pattern = (
+        r"([\d,]+)(?:[^\d:]|-\d+)*(?:come to|:)\s([\d,]+) steps"  # 10 of XY-2003 come to 3 steps
+    )
+    told = re.search(pattern, cost(f"finetune/{recipe}"))
+    assert told
+    steps = config.epochs * -(-int(told[1].replace(",", "")) // config.batch_size)
+    assert is_rounded(told[2], steps), steps
 
 
 # What people copy into a shell: pages, the launchers' help, the docstrings and help of the product.
