@@ -247,7 +247,7 @@ def _curves(run: FinetuneRun) -> str:
             title,
             name,
             heldout="dev",
-            level=(run.trivial, run.baseline.get(name)),
+            level=(run.trivial, [{"step": 0, **run.baseline}]),
             boundaries=run.boundaries[:-1],
             **style,
         )

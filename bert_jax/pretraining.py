@@ -53,6 +53,7 @@ from bert_jax.training.probe import expected_speed
 from bert_jax.training.program import pretraining_program
 from bert_jax.training.run_directory import open_run_directory
 from bert_jax.training.run_files import write_json
+from bert_jax.training.run_sections import baseline_of, of_kind
 from bert_jax.training.session import Session, in_session, open_run, save_last
 from bert_jax.training.sharding import (
     batch_parts,
@@ -343,10 +344,11 @@ def _report(directory: Path, predictions: dict[str, Any] | None, *, enabled: boo
 
 def _closing_summary(directory: Path, finished: bool) -> str:
     records = read_metrics(directory)
-    last = {record["kind"]: record for record in records}
-    seconds = account(record for record in records if record["kind"] == "time")
+    seconds = account(of_kind(records, "time"))
+    evaluation = (of_kind(records, "eval") or [None])[-1]
+    baseline = baseline_of(records, evaluation or {})
     command = None if finished else "python -m bert_jax.train " + shlex.join(sys.argv[1:])
-    return summary(directory, last.get("eval"), last.get("baseline", {}), seconds, command)
+    return summary(directory, evaluation, baseline, seconds, command)
 
 
 def _digest(config: Config, manifest: Manifest) -> str:

@@ -24,6 +24,7 @@ from bert_jax.training.run_directory import CONFIG_FILE, read_config
 from bert_jax.training.run_files import read_json
 from bert_jax.training.run_sections import (
     Records,
+    baseline_of,
     cell,
     last_step,
     metric_chart,
@@ -189,7 +190,7 @@ def _results(run: Run) -> str:
     if not evaluations and not train:
         return "<p>No step is logged yet.</p>"
     last, batch = (evaluations or [{}])[-1], (train or [{}])[-1]
-    baseline = (run.of_kind("baseline") or [{}])[-1]
+    baseline = baseline_of(run.records, last or batch)
     rows = [
         [
             label,
@@ -250,13 +251,12 @@ def _curves(run: Run) -> str:
 
 
 def _chart(run: Run, title: str, name: str, trivial: str = "", **style: bool) -> str:
-    baseline = (run.of_kind("baseline") or [{}])[-1].get(name)
     return metric_chart(
         run.records,
         title,
         name,
         heldout="held-out",
-        level=(trivial, baseline) if trivial else None,
+        level=(trivial, run.of_kind("baseline")) if trivial else None,
         boundaries=run.boundaries,
         **style,
     )

@@ -43,7 +43,7 @@ def line_chart(
     title: str,
     curves: Sequence[Curve],
     *,
-    levels: Mapping[str, float] | None = None,
+    levels: Sequence[Curve] = (),
     boundaries: Sequence[int] = (),
     percentages: bool = False,
     from_zero: bool = False,
@@ -53,7 +53,7 @@ def line_chart(
     Args:
       title: what the values are; the element's accessible name, not drawn.
       curves: drawn in order; more than 400 points of one are averaged in groups.
-      levels: horizontal dashed lines, label -> value.
+      levels: drawn through all of their points, dashed: what needs no training.
       boundaries: steps after which another phase begins, marked by vertical lines.
       percentages: values are shares of 0 to 1 and labelled as percentages.
       from_zero: the vertical axis starts at 0, for amounts.
@@ -63,8 +63,9 @@ def line_chart(
     def draw(axes: "Axes") -> None:
         for curve in curves:
             _draw(axes, curve)
-        for label, value in (levels or {}).items():
-            axes.axhline(value, color=_MUTED, linewidth=1.2, linestyle=_DASHES, label=label)
+        for level in levels:
+            style = {"color": _MUTED, "linewidth": 1.2, "linestyle": _DASHES}
+            axes.plot(level.steps, level.values, label=level.label, **style)
         for step in boundaries:
             axes.axvline(step, color=_MUTED, linewidth=1, linestyle=(0, (1, 2)))
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

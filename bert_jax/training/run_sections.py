@@ -42,7 +42,7 @@ def metric_chart(
     name: str,
     *,
     heldout: str,
-    level: tuple[str, Any] | None = None,
+    level: tuple[str, Records] | None = None,
     boundaries: Sequence[int] = (),
     **style: bool,
 ) -> str:
@@ -53,7 +53,8 @@ def metric_chart(
       title: of the chart.
       name: of the quantity in the records.
       heldout: what the held-out data are called.
-      level: label and value of a horizontal line; one that is no number is left out.
+      level: label of a dashed line, and records of its values, in order: each holds from its
+        step until that of the next; what is no number is a gap.
       boundaries: as for `line_chart`; those after the last logged step are left out.
       style: as for `line_chart`.
     """
@@ -63,12 +64,11 @@ def metric_chart(
     ]
     if not curves:
         return ""
-    levels = [] if level is None else [(level[0], number(level[1]))]
     last = max(curve.steps[-1] for curve in curves)
     drawing = line_chart(
         title,
         curves,
-        levels={label: value for label, value in levels if value is not None},
+        levels=[] if level is None else _level(level[1], name, level[0], last),
         boundaries=[step for step in boundaries if step <= last],
         **style,
     )
@@ -84,9 +84,27 @@ def _curve(records: Records, name: str, label: str, heldout: bool = False) -> li
     return [Curve(label, [record["step"] for record in records], gaps, heldout)]
 
 
+def _level(records: Records, name: str, label: str, last: int) -> list[Curve]:
+    """A line to step `last` whose values hold from the steps of their records on."""
+    starts = [min(record.get("step", 0), last) for record in records]
+    corners = [
+        {"step": step, name: record.get(name)}
+        for record, *ends in zip(records, starts, [*starts, last][1:], strict=True)
+        for step in ends
+    ]
+    return _curve(corners, name, label)
+
+
 def of_kind(records: Records, kind: str) -> list[Mapping[str, Any]]:
     """Records of one kind, in order."""
     return [record for record in records if record["kind"] == kind]
+
+
+def baseline_of(records: Records, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The "baseline" record of the phase that a record is of: each has other examples; or {}."""
+    baselines = of_kind(records, "baseline")
+    own = [baseline for baseline in baselines if baseline.get("phase") == record.get("phase")]
+    return own[-1] if own else {}
 
 
 def last_step(records: Records) -> int:

@@ -33,7 +33,8 @@ def test_a_gap_is_not_bridged():
 def test_levels_boundaries_and_labels():
     curves = [Curve("training", [0, 9], [0.1, 0.2]), Curve("a <b>", [0, 9], [0.1, 0.2], True)]
     plain = line_chart("t", curves, percentages=True)
-    marked = line_chart("t", curves, levels={"most frequent": 0.15}, boundaries=[5])
+    level = Curve("most frequent", [0, 9], [0.15, 0.15])
+    marked = line_chart("t", curves, levels=[level], boundaries=[5])
     dashes = "stroke-dasharray"
     assert marked.count(dashes) == plain.count(dashes) + 3, "level, its key, and boundary"
     assert "most frequent" in marked
