@@ -250,6 +250,17 @@ def test_an_evaluation_stands_beside_the_baseline_of_its_own_phase(tmp_path):
     assert "(most frequent label: 50.1%)" in told
 
 
+def test_steps_that_were_saved_are_told_though_not_logged(tmp_path):
+    run = make_run(tmp_path / "run", last=2720)
+    with (run / "metrics.jsonl").open("a") as lines:
+        for session, step in ((1.0, 2790), (2.0, 2710), (2.0, 2730)):
+            record = {"kind": "time", "step": step, "session": session, "seconds": {"train": 3.0}}
+            print(json.dumps(record), file=lines)
+    page = Page(write_report(run))
+    assert "2,730 of 3,000 steps, in progress or stopped" in page.text
+    assert page.table("length")[2][3:5] == ["30 of 300", f"{30 * 16 * 512:,}"]
+
+
 def test_a_run_before_its_first_line(tmp_path):
     run = make_run(tmp_path / "run", last=0)
     (run / "metrics.jsonl").unlink()

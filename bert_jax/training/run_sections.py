@@ -109,7 +109,8 @@ def baseline_of(records: Records, record: Mapping[str, Any]) -> Mapping[str, Any
 
 def last_step(records: Records) -> int:
     """The last step that is known to be done."""
-    done = of_kind(records, "train") + of_kind(records, "eval")
+    # A "time" record comes with each checkpoint. An older one may be of steps that were lost since.
+    done = of_kind(records, "train") + of_kind(records, "eval") + of_kind(records, "time")[-1:]
     return max((record["step"] for record in done), default=0)
 
 
