@@ -82,8 +82,9 @@ class FinetuneRun:
 
     @property
     def boundaries(self) -> list[int]:
-        """Steps after which epochs end."""
-        return sorted({record["step"] for record in of_kind(self.records, "eval")})
+        """Steps of the last evaluations of epochs: where they end, but for one that goes on."""
+        evaluations = of_kind(self.records, "eval")
+        return sorted({number(each.get("phase")): each["step"] for each in evaluations}.values())
 
 
 def read_run(directory: Path) -> FinetuneRun:

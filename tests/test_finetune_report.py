@@ -336,6 +336,14 @@ def test_a_run_that_goes_on_is_reported_on(tmp_path):
     assert "Curves" in page.titles
 
 
+def test_an_epoch_ends_with_the_last_of_its_evaluations(tmp_path):
+    run = make_run(tmp_path / "run")
+    steps = [5, 10, 15, 17, 20, 25, 30, 34, 35]
+    records = [{"kind": "eval", "step": step, "phase": (step - 1) // 17} for step in steps]
+    (run / "metrics.jsonl").write_text(lines(records))
+    assert finetune_report.read_run(run).boundaries == [17, 34, 35]
+
+
 def test_a_model_that_diverged_is_reported_on(tmp_path):
     nan = float("nan")
     row = {"text": "x", "label": "a", "predicted": "a", "probabilities": {"a": nan, "b": nan}}
