@@ -168,10 +168,10 @@ def _heading(run: FinetuneRun) -> str:
         f"{begun} {settings.get('init_from')}",
         f"{layers} layers, {width} wide",
         f"{step:,} of {cell(steps, ',.0f')} steps",
-        *_amounts(told, ("best_step", "best after step {:,.0f}")),
-        *_amounts(told.get("examples"), ("train", "{:,.0f} training examples")),
         *_amounts(
             told,
+            ("best_step", "best after step {:,.0f}"),
+            ("training_examples", "{:,.0f} training examples"),
             ("padding", "{:.1%} of what is computed is padding"),
             ("padding_saved", "{:.1%} of what padding to the longest would compute is saved"),
         ),

@@ -165,10 +165,9 @@ def write_results(
                 for result in results
                 if result.scores
             },
-            "examples": {
-                "train": len(data.train),
-                **{result.name: len(result.predictions) for result in results},
-            },
+            # Apart from those that are scored: the training file may be among them, under its name.
+            "training_examples": len(data.train),
+            "examples": {result.name: len(result.predictions) for result in results},
             "padding": data.computed.padding,
             "padding_saved": data.computed.saved,
         },

@@ -38,6 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_table(folder / "train.tsv", 100)
     write_table(folder / "dev.tsv", 40, seed=1)
     write_table(folder / "test.tsv", 20, seed=2)
+    (folder / "more").mkdir()
+    write_table(folder / "more/train.tsv", 30, seed=3)
     return folder
 
 
@@ -46,10 +48,17 @@ def config_of(folder: Path, **changes):
     return dataclasses.replace(config, **changes)
 
 
-@pytest.fixture(scope="module")
-def finished_run(folder) -> Path:
+def scoring_config(folder: Path):
+    """With two more sets to score, one of them named as the training file is."""
     config = config_of(folder)
     config.task.test = str(folder / "test.tsv")
+    config.task.also = (str(folder / "more/train.tsv"),)
+    return config
+
+
+@pytest.fixture(scope="module")
+def finished_run(folder) -> Path:
+    config = scoring_config(folder)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     assert finetune(config, folder / "run")
     for number, handler in before.items():
@@ -65,7 +74,8 @@ def test_a_run_learns_and_leaves_its_scores(finished_run):
     told = json.loads((finished_run / "metrics.json").read_text())
     assert told["scores"]["dev"]["accuracy"] > 0.9
     assert told["score"] == {"name": "accuracy", "value": told["scores"]["dev"]["accuracy"]}
-    assert told["examples"] == {"train": 100, "dev": 40, "test": 20}
+    assert told["examples"] == {"dev": 40, "test": 20, "train": 30}
+    assert told["training_examples"] == 100, "though a scored set is called train"
     said = rows(finished_run / "predictions/dev.jsonl")
     assert np.mean([row["label"] == row["predicted"] for row in said]) == told["score"]["value"]
     evaluations = [r for r in read_metrics(finished_run) if r["kind"] == "eval"]
@@ -77,6 +87,7 @@ def test_a_run_learns_and_leaves_its_scores(finished_run):
     page = (finished_run / "report.html").read_text()
     assert "Confusion matrix, dev" in page
     assert "Confusion matrix, test" in page
+    assert "100 training examples" in page
 
 
 def test_a_packed_run_learns(folder, tmp_path, capsys):
@@ -155,8 +166,7 @@ def test_the_model_and_the_run_tell_their_task(finished_run, place):
     [pytest.param(3, marks=[pytest.mark.slow, pytest.mark.exhaustive]), STEPS_AN_EPOCH, 38],
 )
 def test_a_stopped_run_goes_on_bit_for_bit(folder, finished_run, tmp_path, monkeypatch, stop_at):
-    config = config_of(folder)
-    config.task.test = str(folder / "test.tsv")
+    config = scoring_config(folder)
     update = Progress.update
 
     def stop(self, step, record=None):

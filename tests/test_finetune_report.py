@@ -91,7 +91,7 @@ def make_run(
         "score": {"name": next(iter(scores)), "value": 0.5},
         "best_step": 200,
         "scores": {"dev": scores},
-        "examples": {"train": 2000},
+        "training_examples": 2000,
         "padding": 0.12,
         "padding_saved": 0.34,
     }
@@ -168,7 +168,13 @@ def test_the_results_stand_beside_what_needs_no_model(tmp_path):
         ["matthews", "0.2000", "0.0000"],
         ["examples", "200", ""],
     ]
-    for fact in ("from runs/books", "300 of 300 steps", "best after step 200", "2 x cpu"):
+    for fact in (
+        "from runs/books",
+        "300 of 300 steps",
+        "best after step 200",
+        "2,000 training examples",
+        "2 x cpu",
+    ):
         assert fact in page.text
 
 

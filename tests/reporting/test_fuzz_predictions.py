@@ -44,7 +44,8 @@ TOLD = {
     "score": {"name": "accuracy", "value": 0.5},
     "best_step": 10,
     "scores": {"dev": {"accuracy": 0.5, "loss": 1.5}},
-    "examples": {"train": 100},
+    "training_examples": 100,
+    "examples": {"dev": 5},
     "padding": 0.25,
 }
 RECORDS = [
