@@ -46,7 +46,10 @@ _SPEEDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Set:
-    """Predictions of a file: its name, how many there are, and what they show, if anything."""
+    """Predictions of a file: its name, how many there are, and what they show, if anything.
+
+    What they show is that of the first 100,000.
+    """
 
     name: str
     examples: int
@@ -94,6 +97,8 @@ def read_run(directory: Path) -> FinetuneRun:
       UserError: one of its files is not what a run writes.
     """
     settings = read_json(directory / CONFIG_FILE, _MAX_JSON_BYTES) or {}
+    told = read_json(directory / SCORES, _MAX_JSON_BYTES) or {}
+    counts = _object(told.get("examples"))
     paths = (directory / PREDICTIONS).glob("*.jsonl")
     # Dev first, for it is what the best model is picked by.
     ordered = sorted(paths, key=lambda path: (path.stem != "dev", path.name))
@@ -102,14 +107,16 @@ def read_run(directory: Path) -> FinetuneRun:
         settings=settings,
         environment=read_json(directory / ENVIRONMENT_FILE, _MAX_JSON_BYTES) or {},
         records=read_metrics(directory),
-        told=read_json(directory / SCORES, _MAX_JSON_BYTES) or {},
-        sets=[_read_set(path) for path in ordered[:_MOST_SETS]],
+        told=told,
+        sets=[_read_set(path, counts.get(path.stem)) for path in ordered[:_MOST_SETS]],
     )
 
 
-def _read_set(path: Path) -> Set:
+def _read_set(path: Path, told: Any) -> Set:
+    """A set of as many examples as the run told, for not all of them need be read."""
     rows = read_predictions(path)
-    return Set(path.stem, len(rows), findings(rows, str(path)))
+    count = number(told)
+    return Set(path.stem, len(rows) if count is None else int(count), findings(rows, str(path)))
 
 
 def read_predictions(path: Path) -> list[Row]:
@@ -226,7 +233,7 @@ def _set_sections(each: Set, first: bool) -> str:
         for title, content in each.findings.sections(each.name)
         if content
     )
-    if each.examples == _MOST_EXAMPLES:
+    if each.examples > _MOST_EXAMPLES:
         sections = f"<p>Of the first {_MOST_EXAMPLES:,} examples of a larger set.</p>{sections}"
     if first:
         return sections

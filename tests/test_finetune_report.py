@@ -80,6 +80,7 @@ def make_run(
     """The directory of a finished run of three epochs; `sets` are predicted beside dev."""
     (directory / "predictions").mkdir(parents=True)
     scores = SCORES.get(kind, {"accuracy": 0.5})
+    predicted = {"dev": ROWS[kind] if rows is None else rows} | sets
     config = {
         "task_kind": kind,
         "init_from": "runs/books",
@@ -92,6 +93,7 @@ def make_run(
         "best_step": 200,
         "scores": {"dev": scores},
         "training_examples": 2000,
+        "examples": {name: len(predictions) for name, predictions in predicted.items()},
         "padding": 0.12,
         "padding_saved": 0.34,
     }
@@ -118,7 +120,7 @@ def make_run(
         "environment.json": json.dumps({"devices": {"cpu": 2}, "python": "3.11"}),
         "metrics.jsonl": lines(records),
     }
-    for name, predictions in ({"dev": ROWS[kind] if rows is None else rows} | sets).items():
+    for name, predictions in predicted.items():
         files[f"predictions/{name}.jsonl"] = lines(predictions)
     for name, content in files.items():
         (directory / name).write_text(content)
@@ -365,7 +367,10 @@ def test_what_is_left_out_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(finetune_report, "_MOST_EXAMPLES", 50)
     page = Page(write_report(make_run(tmp_path / "run")))
     assert "first 50 examples of a larger set" in page.text
+    assert page.table("", "dev")[-1] == ["examples", "200", ""], "though not all were read"
     assert sum(int(row[4]) for row in page.table("class")) == 50
+    monkeypatch.setattr(finetune_report, "_MOST_EXAMPLES", 200)
+    assert "of a larger set" not in Page(write_report(tmp_path / "run")).text
 
 
 @pytest.mark.parametrize(
