@@ -28,7 +28,6 @@ from bert_jax.training.run_sections import (
 )
 
 PREDICTIONS, SCORES = "predictions", "metrics.json"
-_MAX_JSON_BYTES = 1 << 24
 _MAX_LINE_BYTES = 1 << 24
 _MOST_EXAMPLES = 100_000
 _MOST_SETS = 10
@@ -96,8 +95,8 @@ def read_run(directory: Path) -> FinetuneRun:
     Raises:
       UserError: one of its files is not what a run writes.
     """
-    settings = read_json(directory / CONFIG_FILE, _MAX_JSON_BYTES) or {}
-    told = read_json(directory / SCORES, _MAX_JSON_BYTES) or {}
+    settings = read_json(directory / CONFIG_FILE) or {}
+    told = read_json(directory / SCORES) or {}
     counts = _object(told.get("examples"))
     paths = (directory / PREDICTIONS).glob("*.jsonl")
     # Dev first, for it is what the best model is picked by.
@@ -105,7 +104,7 @@ def read_run(directory: Path) -> FinetuneRun:
     return FinetuneRun(
         name=directory.resolve().name,
         settings=settings,
-        environment=read_json(directory / ENVIRONMENT_FILE, _MAX_JSON_BYTES) or {},
+        environment=read_json(directory / ENVIRONMENT_FILE) or {},
         records=read_metrics(directory),
         told=told,
         sets=[_read_set(path, counts.get(path.stem)) for path in ordered[:_MOST_SETS]],

@@ -31,7 +31,6 @@ from bert_jax.training.run_files import read_json, replace_text, write_json
 from bert_jax.training.state import parameter_count
 
 MODEL = "model"
-_MAX_JSON = 1 << 24
 
 
 class Predicted(NamedTuple):
@@ -179,7 +178,7 @@ def closing_summary(directory: Path, finished: bool) -> str:
     seconds = account(r for r in read_metrics(directory) if r["kind"] == "time")
     rows = [("run", str(directory))]
     if finished:
-        told = read_json(directory / SCORES, _MAX_JSON) or {}
+        told = read_json(directory / SCORES) or {}
         for name, scores in told.get("scores", {}).items():
             text = ", ".join(f"{score} {figure(value, '.4f')}" for score, value in scores.items())
             rows.append((name, text))

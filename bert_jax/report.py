@@ -35,7 +35,6 @@ from bert_jax.training.run_sections import (
 
 REPORT_FILE = "report.html"
 PREDICTIONS_FILE = "predictions.json"
-_MAX_JSON_BYTES = 1 << 24
 _MOST_EXAMPLES = 100
 # Title, name in a record, and how it is drawn.
 _CHARTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -90,7 +89,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
 
 
 def _page(run_directory: Path) -> str:
-    if "task_kind" not in (read_json(run_directory / CONFIG_FILE, _MAX_JSON_BYTES) or {}):
+    if "task_kind" not in (read_json(run_directory / CONFIG_FILE) or {}):
         return render(read_run(run_directory))
     # Only now, for it takes seconds: --help and mistakes are answered at once.
     from bert_jax import finetune_report
@@ -132,7 +131,7 @@ def read_run(directory: Path) -> Run:
       UserError: as `write_report`.
     """
     config = read_config(directory)
-    examples = (read_json(directory / PREDICTIONS_FILE, _MAX_JSON_BYTES) or {}).get("examples", [])
+    examples = (read_json(directory / PREDICTIONS_FILE) or {}).get("examples", [])
     if not are_examples(examples):
         raise UserError(f"{directory / PREDICTIONS_FILE}: not a run's predictions; remove it")
     return Run(
@@ -140,7 +139,7 @@ def read_run(directory: Path) -> Run:
         settings=dataclasses.asdict(config),
         model=config.model,
         phases=config.phases,
-        environment=read_json(directory / ENVIRONMENT_FILE, _MAX_JSON_BYTES) or {},
+        environment=read_json(directory / ENVIRONMENT_FILE) or {},
         records=read_metrics(directory),
         examples=examples[:_MOST_EXAMPLES],
     )

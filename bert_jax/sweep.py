@@ -26,7 +26,6 @@ PAPER_GRID = {
     "optimizer.learning_rate": ("5e-5", "3e-5", "2e-5"),
     "epochs": ("2", "3", "4"),
 }
-_MAX_BYTES = 1 << 24
 
 
 class Trial(NamedTuple):
@@ -160,7 +159,7 @@ def _configured(config: FinetuneConfig, trial: Trial) -> FinetuneConfig:
 
 def _open(directory: Path, config: FinetuneConfig, grid: Mapping[str, Sequence[str]]) -> None:
     """Begin a sweep in its directory, or check that it is this one's."""
-    stored = read_json(directory / SWEEP, _MAX_BYTES)
+    stored = read_json(directory / SWEEP)
     if stored is not None and stored.get("sweep") != _identity(config, grid):
         raise UserError(
             f"--workdir={directory}: holds another sweep; choose another --workdir, or give the "
@@ -177,7 +176,7 @@ def _identity(config: FinetuneConfig, grid: Mapping[str, Sequence[str]]) -> dict
 
 
 def _score(directory: Path) -> float:
-    told = read_json(directory / SCORES, _MAX_BYTES) or {}
+    told = read_json(directory / SCORES) or {}
     try:
         return float(told["score"]["value"])
     except (KeyError, TypeError, ValueError) as error:

@@ -101,6 +101,17 @@ def test_what_a_model_was_fine_tuned_for_goes_along(tmp_path):
         assert not (tmp_path / f"{form}-encoder/task.json").exists()
 
 
+def test_thousands_of_labels_come_back(tmp_path):
+    """A letter that is not of ASCII takes six bytes of config.json."""
+    count = 4600
+    source = save_peer(peer("BertForSequenceClassification", num_labels=count), tmp_path / "theirs")
+    names = {str(number): f"{'가' * 60}{number}" for number in range(count)}
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"id2label": names}))
+    convert(load_weights(source), tmp_path / "ours", "bert_jax")
+    assert load_weights(tmp_path / "ours").head_fields["id2label"] == names
+
+
 def test_mistakes_are_told_in_one_line(source, tmp_path):
     full = tmp_path / "full"
     full.mkdir()

@@ -27,7 +27,6 @@ from bert_jax.training.run_files import read_json, write_json
 from bert_jax.training.seal import Damage, check_files, read_seal
 
 CONFIG, CHECKPOINTS, TOKENIZER = "config.json", "checkpoints", "tokenizer"
-_MAX_JSON = 1 << 20
 
 
 def read_run(directory: Path) -> Weights:
@@ -37,7 +36,7 @@ def read_run(directory: Path) -> Weights:
       UserError: there is no config or no whole checkpoint, or they disagree.
     """
     where = directory / CONFIG
-    fields = read_json(where, _MAX_JSON)
+    fields = read_json(where)
     if fields is None or not isinstance(fields.get("model"), dict):
         raise UserError(f"{directory}: has no {CONFIG} of a run, with the settings of its model")
     config = bert_config_from_json(fields["model"], str(where))

@@ -17,7 +17,6 @@ from bert_jax.training.run_directory import typed
 from bert_jax.training.run_files import read_json
 
 TASK_FILE = "task.json"
-_MAX_BYTES = 1 << 24
 # The task of a model that says no more than its architecture and its problem_type.
 _KINDS = {
     ("BertForSequenceClassification", "regression"): "regression",
@@ -69,7 +68,7 @@ def stated_task(path: Path) -> Task | None:
     Raises:
       UserError: it tells something else.
     """
-    fields = read_json(path, _MAX_BYTES)
+    fields = read_json(path)
     return None if fields is None else task_from_json(fields, str(path))
 
 

@@ -18,7 +18,6 @@ CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"
 LOCK_FILE = "lock"
 T = TypeVar("T")
-_MAX_BYTES = 1 << 20
 _MAX_HOLDER = 300
 
 # Settings that change nothing of what a run computes, but for rounding and for which elements
@@ -101,10 +100,10 @@ def open_run_directory(
       UserError: the directory belongs to another config or corpus, naming what differs; or its
         files cannot be read or written.
     """
-    stored = read_json(directory / CONFIG_FILE, _MAX_BYTES)
+    stored = read_json(directory / CONFIG_FILE)
     if stored is not None:
         _check_same(directory, stored, config)
-    stored_data = read_json(directory / DATA_FILE, _MAX_BYTES)
+    stored_data = read_json(directory / DATA_FILE)
     if stored_data is not None and stored_data.get("fingerprint") != fingerprint:
         raise UserError(
             f"--workdir={directory}: its run was trained on the data "
@@ -120,7 +119,7 @@ def open_run_directory(
 
 def read_fingerprint(directory: Path) -> str | None:
     """The fingerprint of the token shards that a run was trained on, None where it is not told."""
-    return (read_json(directory / DATA_FILE, _MAX_BYTES) or {}).get("fingerprint")
+    return (read_json(directory / DATA_FILE) or {}).get("fingerprint")
 
 
 def read_config(directory: Path) -> Config:
@@ -130,7 +129,7 @@ def read_config(directory: Path) -> Config:
       UserError: the directory is no run's, or config.json is not what a run writes.
     """
     path = directory / CONFIG_FILE
-    settings = read_json(path, _MAX_BYTES)
+    settings = read_json(path)
     if settings is None:
         raise UserError(f"{directory}: no run directory, for it has no {CONFIG_FILE}")
     try:

@@ -6,6 +6,9 @@ from typing import Any
 
 from bert_jax.errors import UserError
 
+# Room for the thousands of labels that a config may hold, several times each, as \uXXXX.
+_MAX_BYTES = 16 << 20
+
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file under a temporary name, then rename it."""
@@ -19,8 +22,12 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     replace_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path, max_bytes: int) -> dict[str, Any] | None:
+def read_json(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any] | None:
     """A JSON object; None where there is no such file.
+
+    Args:
+      path: of the file.
+      max_bytes: how large it may be.
 
     Raises:
       UserError: the file is larger than `max_bytes`, cannot be read, or holds something else.

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.flags import load_config, override
+from bert_jax.tasks.classification import Classification
 from bert_jax.training.run_directory import locked, open_run_directory
 
 _HOLD = """
@@ -75,3 +77,15 @@ def test_a_setting_that_an_earlier_version_did_not_know_was_as_by_default(tmp_pa
     with pytest.raises(UserError, match=r"has config\.model\.gradient_dtype='float32'"):
         open_run_directory(tmp_path, changed, "data", "fingerprint")
     open_run_directory(tmp_path, config, "data", "fingerprint")
+
+
+def test_a_run_of_thousands_of_labels_is_gone_on_with(tmp_path):
+    """A letter that is not of ASCII takes six bytes of config.json."""
+    labels = tuple(f"{'가' * 60}{number}" for number in range(4600))
+    config = FinetuneConfig(task=Classification(labels=labels))
+    for _ in range(2):
+        open_run_directory(tmp_path, config, "data", "fingerprint")
+    assert (tmp_path / "config.json").stat().st_size > 1 << 20
+    config.task = Classification(labels=labels[1:])
+    with pytest.raises(UserError, match=r"its run has config\.task\.labels="):
+        open_run_directory(tmp_path, config, "data", "fingerprint")
