@@ -1,6 +1,8 @@
 """The examples of a fine-tuning run, their features, and the batches of its epochs."""
 
+import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,7 +62,7 @@ class Data(NamedTuple):
     train: features, those of one example after those of another.
     dev: what picks the best model.
     others: the test file and more, by their paths; scored where they have labels.
-    fingerprint: of `train`, a hex digest.
+    fingerprint: of `train` and `dev`, a hex digest.
     """
 
     task: Task
@@ -98,13 +100,14 @@ def read_data(config: FinetuneConfig, tokenizer: Tokenizer, parts: int) -> Data:
         return Scored(examples, task.features(examples, tokenizer))
 
     train = [f for features in task.features(training, tokenizer) for f in features]
+    dev = scored(heldout)
     return Data(
         task=task,
         train=train,
-        dev=scored(heldout),
+        dev=dev,
         others={path: scored(examples) for path, examples in others.items()},
         computed=_computed(train, config, parts),
-        fingerprint=_fingerprint(train),
+        fingerprint=_fingerprint(train, dev),
     )
 
 
@@ -194,9 +197,16 @@ def _computed(train: Sequence[Feature], config: FinetuneConfig, parts: int) -> C
     )
 
 
-def _fingerprint(train: Sequence[Feature]) -> str:
+def _fingerprint(train: Sequence[Feature], dev: Scored) -> str:
+    """A digest of what is learnt of, and of what picks the best epoch.
+
+    Not all that dev is scored by is in its features: of SQuAD, the other true answers are not.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    for feature in train:
+    for feature in itertools.chain(train, *dev.features):
         for name, array in sorted(feature.items()):
             digest.update(f"{name}{array.shape}".encode() + array.tobytes())
+    for example in dev.examples:
+        anywhere = dataclasses.replace(example, where="")  # the same rows in another folder
+        digest.update(ascii(anywhere).encode())
     return digest.hexdigest()

@@ -172,7 +172,8 @@ def _open(session: Session, config: FinetuneConfig, data: Data, tokenizer: Token
     }
 
     def open_directory() -> None:
-        open_run_directory(directory, config, task.train, data.fingerprint, more)
+        files = " and ".join(filter(None, (task.train, task.dev)))
+        open_run_directory(directory, config, files, data.fingerprint, more)
         tokenizer.save(directory / "tokenizer")
         write_environment(directory)
 

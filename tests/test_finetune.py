@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -297,6 +298,26 @@ def test_a_failure_names_no_command_of_pretraining(folder, tmp_path):
 def test_a_workdir_of_another_run_is_refused(folder, finished_run):
     with pytest.raises(UserError, match=r"config\.epochs=6, and this one 2"):
         finetune(config_of(folder, epochs=2), finished_run)
+
+
+def test_a_dev_set_that_has_changed_is_refused(folder, tmp_path):
+    """The best epoch so far was picked by the old one. Where the same rows lie does not matter."""
+    dev = tmp_path / "dev.tsv"
+    shutil.copy(folder / "dev.tsv", dev)
+    config = config_of(folder, epochs=1)
+    config.task.dev = str(dev)
+    assert finetune(config, tmp_path / "run")
+    head, first, *others = dev.read_text().splitlines()
+    text, label = first.split("\t")
+    other = {"bird": "stone", "stone": "bird"}[label]
+    dev.write_text("\n".join([head, f"{text}\t{other}", *others]))
+    with pytest.raises(UserError, match=r"was trained on .* of .*train\.tsv and .*dev\.tsv, and"):
+        finetune(config, tmp_path / "run")
+    shutil.copy(folder / "dev.tsv", tmp_path / "elsewhere.tsv")
+    tokenizer = load_weights(folder / "model").needed_tokenizer()
+    stored = json.loads((tmp_path / "run/data.json").read_text())
+    config.task.dev = str(tmp_path / "elsewhere.tsv")
+    assert read_data(config, tokenizer, 1).fingerprint == stored["fingerprint"]
 
 
 def test_a_head_of_another_task_is_begun_anew_and_that_of_the_same_goes_on(

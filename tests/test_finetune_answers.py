@@ -12,6 +12,7 @@ from small_finetune import WORDS, write_model
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.finetune_data import read_data
 from bert_jax.finetuning import finetune
 from bert_jax.interop import load_weights
 from bert_jax.tasks.question_answering import QuestionAnswering
@@ -37,6 +38,22 @@ def write_squad(path: Path, count: int, seed: int) -> Path:
         paragraphs.append({"context": " ".join(words), "qas": [entry]})
     path.write_text(json.dumps({"version": "v2.0", "data": [{"paragraphs": paragraphs}]}))
     return path
+
+
+def test_another_true_answer_of_dev_makes_it_another_set(tmp_path: Path):
+    """A model is scored by all true answers, and what it reads has the first alone."""
+    train = write_squad(tmp_path / "train.json", 8, seed=0)
+    dev = write_squad(tmp_path / "dev.json", 8, seed=1)
+    task = QuestionAnswering(train=str(train), dev=str(dev), max_length=32, stride=10)
+    config = FinetuneConfig(task=task, batch_size=8)
+    tokenizer = load_weights(write_model(tmp_path / "start")).needed_tokenizer()
+    before = read_data(config, tokenizer, 1).fingerprint
+    content = json.loads(dev.read_text())
+    question = next(p["qas"][0] for p in content["data"][0]["paragraphs"] if p["qas"][0]["answers"])
+    answer = question["answers"][0]
+    question["answers"].append(answer | {"text": answer["text"][:-1]})
+    dev.write_text(json.dumps(content))
+    assert read_data(config, tokenizer, 1).fingerprint != before
 
 
 @pytest.mark.slow
