@@ -86,12 +86,14 @@ def read_data(config: FinetuneConfig, tokenizer: Tokenizer, parts: int) -> Data:
     task = config.task
     paths = [path for path in (task.test, *task.also) if path]
     _check_names(task, paths)
-    training = _read(task, task.train)
+    whole = _read(task, task.train)
     if task.dev:
-        heldout = _read(task, task.dev)
+        training, heldout = whole, _read(task, task.dev)
     else:
-        training, heldout = held_out(training, task.dev_fraction)
-    task = task.learn(training)
+        training, heldout = held_out(whole, task.dev_fraction)
+    # The labels are those of the whole file: it is no mistake of the file's that all examples of a
+    # label are held out. What is counted, as weights of labels are, is then of training alone.
+    task = task.learn(whole).learn(training)
     for examples in (training, heldout):
         task.check(examples)
     others = {path: _read(task, path, labelled=False) for path in paths}

@@ -1,5 +1,6 @@
 """Tasks over texts from a table to a model: each learns, and transformers computes the same."""
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -12,11 +13,16 @@ from small_finetune import WORDS, write_model
 
 from bert_jax.config import OptimizerConfig
 from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.finetune_data import read_data
 from bert_jax.finetuning import finetune
+from bert_jax.interop import load_weights
+from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.multilabel import MultiLabel
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.regression import Regression
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.splits import held_out
+from bert_jax.tasks.tagging import Tagging
+from bert_jax.tasks.task import Example, Task
 
 COUNT = 240
 
@@ -44,6 +50,36 @@ TASKS: dict[str, tuple[type[Task], str, float]] = {
     "multilabel": (MultiLabel, "mean_average_precision", 0.95),
     "multiple_choice": (MultipleChoice, "accuracy", 0.8),
 }
+
+
+def labelled_row(kind: str, text: str, label: str) -> dict[str, Any]:
+    if kind == "tagging":
+        words = text.split()
+        return {"tokens": words, "tags": [f"B-{label}", *["O"] * (len(words) - 1)]}
+    return {"text": text, "label": [label] if kind == "multilabel" else label}
+
+
+@pytest.mark.parametrize("task", [Classification(), MultiLabel(), Tagging()])
+def test_a_label_of_one_example_is_known_though_it_is_held_out(task: Task, tmp_path: Path):
+    texts = [f"bird {number}" for number in range(60)]
+    _, dev = held_out([Example(where="", text=text) for text in texts], 0.3)
+    labels = {text: ("a", "b", "b")[number % 3] for number, text in enumerate(texts)}
+    labels[dev[0].text] = "rare"
+    rows = [labelled_row(task.kind, text, label) for text, label in labels.items()]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = dataclasses.replace(task, train=str(tmp_path / "train.jsonl"), dev_fraction=0.3)
+    if isinstance(task, Classification):
+        task = dataclasses.replace(task, class_weights="balanced")
+    tokenizer = load_weights(write_model(tmp_path / "model")).needed_tokenizer()
+    data = read_data(FinetuneConfig(task=task, batch_size=8), tokenizer, 1)
+    assert [example.text for example in data.dev.examples] == [example.text for example in dev]
+    learnt = data.task
+    assert isinstance(learnt, Classification | MultiLabel | Tagging)
+    assert {label.rpartition("-")[2] for label in learnt.labels} - {"O"} == {"a", "b", "rare"}
+    if isinstance(learnt, Classification):  # what is held out is not counted
+        trained = [label for text, label in labels.items() if text not in {e.text for e in dev}]
+        counts = (trained.count("a"), trained.count("b"), 1)
+        assert learnt.weights == pytest.approx([len(trained) / 3 / count for count in counts])
 
 
 @pytest.mark.slow

@@ -95,7 +95,10 @@ class Task:
 
     @abstractmethod
     def learn(self, examples: Sequence[Any]) -> Self:
-        """This task with what it learns of its training examples: its labels, where not given."""
+        """This task with what it learns of examples: its labels, where not given or learnt before.
+
+        What it counts, as `Classification.weights`, is of these examples, whatever was before.
+        """
 
     @abstractmethod
     def check(self, examples: Sequence[Any]) -> None:
