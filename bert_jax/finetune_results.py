@@ -18,7 +18,7 @@ from bert_jax.finetune_data import Data
 from bert_jax.finetune_report import PREDICTIONS, SCORES
 from bert_jax.interop import Weights
 from bert_jax.interop.huggingface import write_huggingface
-from bert_jax.interop.runs import tensors_of_params
+from bert_jax.interop.runs import MODEL, tensors_of_params
 from bert_jax.report import REPORT_FILE
 from bert_jax.reporting.kinds import figures
 from bert_jax.tasks.registry import TASK_FILE, task_to_json
@@ -29,8 +29,6 @@ from bert_jax.training.console import figure, table, time_split
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.run_files import read_json, replace_text, write_json
 from bert_jax.training.state import parameter_count
-
-MODEL = "model"
 
 
 class Predicted(NamedTuple):

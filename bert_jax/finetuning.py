@@ -165,15 +165,10 @@ def _open(session: Session, config: FinetuneConfig, data: Data, tokenizer: Token
     digest = hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()
     session.cluster.check_same("config", digest)
     task, directory = config.task, session.directory
-    more = {
-        "task_kind": task.kind,
-        "architecture": task.architecture,
-        "head_fields": task.head_fields(),
-    }
 
     def open_directory() -> None:
         files = " and ".join(filter(None, (task.train, task.dev)))
-        open_run_directory(directory, config, files, data.fingerprint, more)
+        open_run_directory(directory, config, files, data.fingerprint, {"task_kind": task.kind})
         tokenizer.save(directory / "tokenizer")
         write_environment(directory)
 

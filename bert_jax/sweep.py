@@ -16,8 +16,8 @@ from typing import NamedTuple
 from bert_jax.errors import UserError
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.finetune_report import SCORES
-from bert_jax.finetune_results import MODEL
 from bert_jax.flags import override
+from bert_jax.interop.runs import MODEL
 from bert_jax.training.run_files import read_json, write_json
 
 SWEEP = "sweep.json"

@@ -17,6 +17,7 @@ from small_finetune import EPOCHS, STEPS_AN_EPOCH, small_config, write_model, wr
 from small_run import LONG, ROOT, Processes, assert_equal_runs, history, parameters
 
 from bert_jax import finetune as command
+from bert_jax.convert import convert
 from bert_jax.errors import TrainingFailure, UserError
 from bert_jax.finetune_data import read_data
 from bert_jax.finetuning import finetune
@@ -155,11 +156,20 @@ def test_the_model_is_that_of_transformers(finished_run):
 
 @pytest.mark.parametrize("place", ["model", ""])
 def test_the_model_and_the_run_tell_their_task(finished_run, place):
+    """The run's newest checkpoint may be worse than its model, and knows no max_length."""
     weights = load_weights(finished_run / place)
-    task = load_task(finished_run / place, weights)
-    assert (task.kind, task.max_length) == ("classification", 24 if place else 40)
+    assert weights.source == str(finished_run / "model")
+    task = load_task(Path(weights.source), weights)
+    assert (task.kind, task.max_length) == ("classification", 24)
     assert weights.architecture == "BertForSequenceClassification"
     assert weights.head_fields["id2label"] == {"0": "bird", "1": "stone"}
+
+
+def test_a_run_that_is_converted_keeps_its_task(finished_run, tmp_path):
+    convert(load_weights(finished_run), tmp_path / "out", "hf")
+    for name in ("task.json", "model.safetensors"):
+        ours, theirs = (place / name for place in (tmp_path / "out", finished_run / "model"))
+        assert ours.read_bytes() == theirs.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -179,6 +189,10 @@ def test_a_stopped_run_goes_on_bit_for_bit(folder, finished_run, tmp_path, monke
         patch.setattr(Progress, "update", stop)
         assert not finetune(config, tmp_path / "run")
     assert not (tmp_path / "run/model").exists()
+    with pytest.raises(
+        UserError, match=r"is not finished .* bert_jax\.finetune .*--workdir=.*/run"
+    ):
+        load_weights(tmp_path / "run")
     assert finetune(config, tmp_path / "run")
     assert_equal_runs(tmp_path / "run", finished_run, LAST)
     names = ("metrics.json", "model/model.safetensors", "predictions/dev.jsonl")

@@ -12,7 +12,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop.google import read_google
 from bert_jax.interop.huggingface import download, read_huggingface
 from bert_jax.interop.names import PARTS
-from bert_jax.interop.runs import CHECKPOINTS, read_run
+from bert_jax.interop.runs import CHECKPOINTS, model_directory, read_run
 from bert_jax.interop.weights import Tensor, Weights
 
 _POSITIONS = "bert/embeddings/position_embeddings"
@@ -23,13 +23,16 @@ def load_weights(source: str | Path) -> Weights:
 
     Args:
       source: a Hugging Face directory, or the name of a model of its hub; a directory of Google's,
-        or the prefix of a checkpoint there; a run directory of this package.
+        or the prefix of a checkpoint there; a run directory of this package: of pretraining, the
+        newest whole checkpoint; of fine-tuning, its model/, which is then the weights' `source`.
 
     Raises:
-      UserError: none of these, or one that is damaged or contradicts itself.
+      UserError: none of these, one that is damaged or contradicts itself, or a fine-tuning run that
+        is not finished.
     """
     path = Path(os.path.expanduser(source))
     if path.is_dir():
+        path = model_directory(path)
         weights = _reader(path)(path)
     elif path.with_name(path.name.removesuffix(".index") + ".index").is_file():
         weights = read_google(path)

@@ -27,6 +27,29 @@ from bert_jax.training.run_files import read_json, write_json
 from bert_jax.training.seal import Damage, check_files, read_seal
 
 CONFIG, CHECKPOINTS, TOKENIZER = "config.json", "checkpoints", "tokenizer"
+MODEL = "model"  # of a fine-tuning run, a Hugging Face directory
+
+
+def model_directory(directory: Path) -> Path:
+    """Where the model of a directory lies: in model/ of that of a fine-tuning run, else in itself.
+
+    There the newest checkpoint is not the best one, and does not say its task.
+
+    Raises:
+      UserError: the fine-tuning is not finished, so that it has left no model yet.
+    """
+    # A sweep's runs have no checkpoints left.
+    if not any((directory / name).is_dir() for name in (CHECKPOINTS, MODEL)):
+        return directory
+    if "task_kind" not in (read_json(directory / CONFIG) or {}):
+        return directory
+    if not (directory / MODEL).is_dir():
+        raise UserError(
+            f"{directory}: its fine-tuning is not finished and has left no {MODEL}/ yet; go on "
+            "with it by the command that began it, python -m bert_jax.finetune ... "
+            f"--workdir={directory}"
+        )
+    return directory / MODEL
 
 
 def read_run(directory: Path) -> Weights:
