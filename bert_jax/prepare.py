@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -333,7 +334,8 @@ def main() -> None:
         sys.exit(INTERRUPTED_EXIT_CODE)
     size = manifest.vocab_size
     flag = "" if size == BertConfig().vocab_size else f" --config.model.vocab_size={size}"
-    print(f"next: python -m bert_jax.train --config=base --config.data.dir={output}{flag}")
+    folder = shlex.quote(str(output))
+    print(f"next: python -m bert_jax.train --config=base --config.data.dir={folder}{flag}")
 
 
 if __name__ == "__main__":

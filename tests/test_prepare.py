@@ -3,6 +3,7 @@ import gzip
 import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -379,6 +380,14 @@ def test_help_tells_every_setting() -> None:
         assert f"--{spec.name}" in told
         assert spec.metadata["help"] in told
     assert "python -m bert_jax.prepare --source='text:books/*.txt'" in told
+
+
+def test_the_next_command_can_be_pasted(tmp_path: Path) -> None:
+    corpus, output = write_lines(tmp_path / "corpus.txt", make_documents(40)), tmp_path / "ko wp"
+    flags = (f"--source={corpus.source}", "--sentences=lines", "--vocab_size=200")
+    last = command(*flags, f"--output={output}").stdout.splitlines()[-1]
+    assert last.startswith("next: python -m bert_jax.train ")
+    assert f"--config.data.dir={output}" in shlex.split(last)
 
 
 @pytest.mark.parametrize(
