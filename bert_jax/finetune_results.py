@@ -126,6 +126,8 @@ def write_model(
     write_huggingface(weights, partial, "float32")
     write_json(partial / TASK_FILE, task_to_json(task))
     if model.exists():
+        # Left by a run that was killed as it ended. Without a model it would be all there is.
+        shutil.rmtree(old, ignore_errors=True)
         model.replace(old)
     partial.replace(model)
     shutil.rmtree(old, ignore_errors=True)

@@ -271,6 +271,15 @@ def test_training_ends_when_dev_gets_no_better(folder, tmp_path):
     assert finetune(config, tmp_path / "run"), "a finished run is left as it is"
 
 
+def test_a_run_that_was_killed_as_its_model_was_replaced_goes_on(folder, tmp_path):
+    config, run = config_of(folder, epochs=1), tmp_path / "run"
+    assert finetune(config, run)
+    shutil.copytree(run / "model", run / "model.old")
+    assert finetune(config, run)
+    assert load_weights(run / "model").architecture == "BertForSequenceClassification"
+    assert not (run / "model.old").exists()
+
+
 @pytest.mark.parametrize("packing", [False, True])
 def test_accumulated_micro_batches_give_the_same_training(folder, tmp_path, packing):
     losses = []
