@@ -55,7 +55,7 @@ from bert_jax.training.sharding import (
     replicated,
 )
 from bert_jax.training.state import TrainState, begin_state
-from bert_jax.training.stopping import STOPPED, Stopped
+from bert_jax.training.stopping import STOPPED, Stopped, StopRequest
 from bert_jax.training.window import Stretch, Window
 from bert_jax.training.xla_options import check_xla_options
 
@@ -67,6 +67,7 @@ def finetune(
     directory: Path,
     clock: Clock | None = None,
     detect_processes: bool = False,
+    stop: StopRequest | None = None,
 ) -> bool:
     """Fine-tune by `config` in `directory`, or go on with the run that is there.
 
@@ -77,6 +78,7 @@ def finetune(
       directory: of the run, made where it is missing; the same to all processes.
       clock: started with the process; now by default.
       detect_processes: see `join_cluster`.
+      stop: of all that the process does; the run's own by default.
 
     Returns:
       Whether the run is finished; False where a signal stopped it and it can be resumed.
@@ -84,7 +86,7 @@ def finetune(
     Raises:
       UserError: a bad setting, model, example or run directory; a disk or a memory that is full.
     """
-    with in_session(config.limits, directory, clock, detect_processes) as session:
+    with in_session(config.limits, directory, clock, detect_processes, stop) as session:
         return _finetune(config, session)
 
 

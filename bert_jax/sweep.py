@@ -9,6 +9,7 @@ import itertools
 import json
 import shutil
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from bert_jax.finetune_report import SCORES
 from bert_jax.flags import override
 from bert_jax.interop.runs import MODEL
 from bert_jax.training.run_files import read_json, write_json
+from bert_jax.training.stopping import STOPPED, StopRequest
 
 SWEEP = "sweep.json"
 PAPER_GRID = {
@@ -94,7 +96,7 @@ def sweep(
       directory: of the sweep; a folder in it for each run.
 
     Returns:
-      Whether all are done; False where a signal stopped one, and the sweep can be resumed.
+      Whether all are done; False where a signal stopped it, and it can be resumed.
 
     Raises:
       UserError: a field or value that does not exist; another sweep is in the directory; and as
@@ -107,9 +109,15 @@ def sweep(
     _open(directory, config, grid)
     best: tuple[float, Trial] | None = None
     scores: dict[str, list[float]] = {}
+    # One for all runs: a signal that comes as a run ends, or between two, stops the sweep too.
+    stop = StopRequest()
     for number, (trial, of_trial) in enumerate(zip(trials, configs, strict=True), 1):
+        if stop.pending:
+            print(STOPPED, file=sys.stderr)
+            return False
         print(f"run {number} of {len(trials)}: {trial.name}, seed {trial.seed}")
-        if not (trial.directory / SCORES).exists() and not finetune(of_trial, trial.directory):
+        done = (trial.directory / SCORES).exists()
+        if not done and not finetune(of_trial, trial.directory, stop=stop):
             return False
         score = _score(trial.directory)
         shutil.rmtree(trial.directory / "checkpoints", ignore_errors=True)

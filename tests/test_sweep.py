@@ -1,15 +1,19 @@
 """A sweep runs all points of a grid, goes on where it was stopped, and keeps the best model."""
 
+import dataclasses
 import json
 import signal
 
 import pytest
 from small_finetune import small_config, write_model, write_table
 
+from bert_jax import finetuning
 from bert_jax.errors import UserError
+from bert_jax.finetune_results import write_results
 from bert_jax.interop import load_weights
 from bert_jax.sweep import PAPER_GRID, Setting, _trials, parse_grid, sweep, text_table
 from bert_jax.training.console import Progress
+from bert_jax.training.stopping import STOPPED
 
 
 def test_a_grid_is_read_from_the_command_line():
@@ -42,6 +46,32 @@ def test_the_table_has_means_and_deviations_the_best_first():
 
 def test_runs_of_no_grid_are_of_the_settings_as_given(tmp_path):
     assert [trial.name for trial in _trials({}, range(2), tmp_path)] == ["as given"] * 2
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A run of an epoch."""
+    folder = tmp_path_factory.mktemp("sweep")
+    write_model(folder / "model")
+    tables = (write_table(folder / f"{name}.tsv", 16) for name in ("train", "dev"))
+    return dataclasses.replace(small_config(folder / "model", *tables), epochs=1)
+
+
+GRID = {"optimizer.learning_rate": ("1e-3", "1e-2")}
+
+
+def test_a_signal_as_a_run_ends_stops_the_sweep(config, tmp_path, monkeypatch, capsys):
+    def stop(*arguments):
+        write_results(*arguments)
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning, "write_results", stop)
+        assert not sweep(config, GRID, 1, tmp_path / "sweep")
+    assert [path.parent.name for path in tmp_path.glob("sweep/*/metrics.json")] == ["000-seed0"]
+    assert capsys.readouterr().err.splitlines()[-1] == STOPPED
+    assert sweep(config, GRID, 1, tmp_path / "sweep")
+    assert len(list(tmp_path.glob("sweep/*/metrics.json"))) == 2
 
 
 def test_a_stopped_sweep_goes_on_and_keeps_the_best_model(tmp_path, monkeypatch, capsys):

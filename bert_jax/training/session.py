@@ -43,7 +43,11 @@ class Session(NamedTuple):
 
 @contextmanager
 def in_session(
-    limits: LimitsConfig, directory: Path, clock: Clock | None, detect_processes: bool
+    limits: LimitsConfig,
+    directory: Path,
+    clock: Clock | None,
+    detect_processes: bool,
+    stop: StopRequest | None = None,
 ) -> Iterator[Session]:
     """Hold the run directory with the other processes of the run; failures are told to them.
 
@@ -54,12 +58,12 @@ def in_session(
       directory: of the run, made where it is missing; the same to all processes.
       clock: started with the process; now by default.
       detect_processes: see `join_cluster`.
+      stop: of all that the process does; the session's own by default.
 
     Raises:
       UserError: the directory is in use; a disk or a memory that is full.
     """
-    stop = StopRequest()
-    cluster = join_cluster(limits, stop, detect_processes)
+    cluster = join_cluster(limits, stop or StopRequest(), detect_processes)
     with (
         cluster.failing_together(),
         _machine_errors_explained(directory),
