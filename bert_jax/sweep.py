@@ -19,6 +19,7 @@ from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.finetune_report import SCORES
 from bert_jax.flags import override
 from bert_jax.interop.runs import MODEL
+from bert_jax.report import REPORT_FILE, write_report
 from bert_jax.training.run_files import read_json, write_json
 from bert_jax.training.stopping import STOPPED, StopRequest
 
@@ -119,6 +120,8 @@ def sweep(
         done = (trial.directory / SCORES).exists()
         if not done and not finetune(of_trial, trial.directory, stop=stop):
             return False
+        if not (trial.directory / REPORT_FILE).exists():  # it was killed before
+            write_report(trial.directory)
         score = _score(trial.directory)
         shutil.rmtree(trial.directory / "checkpoints", ignore_errors=True)
         scores.setdefault(trial.name, []).append(score)

@@ -60,6 +60,21 @@ def config(tmp_path_factory):
 GRID = {"optimizer.learning_rate": ("1e-3", "1e-2")}
 
 
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    """The directory of a sweep with two seeds."""
+    directory = tmp_path_factory.mktemp("finished") / "sweep"
+    assert sweep(config, GRID, 2, directory)
+    return directory
+
+
+def test_a_run_that_was_killed_before_its_report_gets_one(config, finished):
+    for report in finished.glob("*/report.html"):
+        report.unlink()
+    assert sweep(config, GRID, 2, finished)
+    assert len(list(finished.glob("*/report.html"))) == 4
+
+
 def test_a_signal_as_a_run_ends_stops_the_sweep(config, tmp_path, monkeypatch, capsys):
     def stop(*arguments):
         write_results(*arguments)
