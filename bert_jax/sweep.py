@@ -100,14 +100,15 @@ def sweep(
       Whether all are done; False where a signal stopped it, and it can be resumed.
 
     Raises:
-      UserError: a field or value that does not exist; another sweep is in the directory; and as
-        `finetune`.
+      UserError: a field or value that does not exist; another sweep is in the directory, or one
+        with more seeds; and as `finetune`.
     """
     from bert_jax.finetuning import finetune
 
     trials = _trials(grid, range(config.seed, config.seed + seeds), directory)
     configs = [_configured(config, trial) for trial in trials]
     _open(directory, config, grid)
+    _check_none_left_out(directory, trials)
     best: tuple[float, Trial] | None = None
     scores: dict[str, list[float]] = {}
     # One for all runs: a signal that comes as a run ends, or between two, stops the sweep too.
@@ -179,6 +180,16 @@ def _open(directory: Path, config: FinetuneConfig, grid: Mapping[str, Sequence[s
     directory.mkdir(parents=True, exist_ok=True)
     if stored is None:
         write_json(directory / SWEEP, {"sweep": _identity(config, grid)})
+
+
+def _check_none_left_out(directory: Path, trials: Sequence[Trial]) -> None:
+    """Refuse fewer seeds than were run: the one model that is kept may be of a run left out."""
+    done = {path.parent for path in directory.glob(f"*-seed*/{SCORES}")}
+    if left_out := sorted(done - {trial.directory for trial in trials}):
+        raise UserError(
+            f"--seeds: {left_out[0]} is done and would be left out; give as many seeds as before, "
+            "or choose another --workdir"
+        )
 
 
 def _identity(config: FinetuneConfig, grid: Mapping[str, Sequence[str]]) -> dict:

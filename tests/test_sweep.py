@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import signal
+from pathlib import Path
 
 import pytest
 from small_finetune import small_config, write_model, write_table
@@ -50,19 +51,19 @@ def test_runs_of_no_grid_are_of_the_settings_as_given(tmp_path):
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A run of an epoch."""
+    """A run of a step."""
     folder = tmp_path_factory.mktemp("sweep")
     write_model(folder / "model")
     tables = (write_table(folder / f"{name}.tsv", 16) for name in ("train", "dev"))
     return dataclasses.replace(small_config(folder / "model", *tables), epochs=1)
 
 
-GRID = {"optimizer.learning_rate": ("1e-3", "1e-2")}
+GRID = {"epochs": ("1",)}
 
 
 @pytest.fixture(scope="module")
 def finished(config, tmp_path_factory):
-    """The directory of a sweep with two seeds."""
+    """The directory of a sweep of two seeds."""
     directory = tmp_path_factory.mktemp("finished") / "sweep"
     assert sweep(config, GRID, 2, directory)
     return directory
@@ -72,7 +73,15 @@ def test_a_run_that_was_killed_before_its_report_gets_one(config, finished):
     for report in finished.glob("*/report.html"):
         report.unlink()
     assert sweep(config, GRID, 2, finished)
-    assert len(list(finished.glob("*/report.html"))) == 4
+    assert len(list(finished.glob("*/report.html"))) == 2
+
+
+def test_fewer_seeds_than_were_run_are_refused(config, finished):
+    before = (finished / "sweep.json").read_bytes()
+    with pytest.raises(UserError, match=r"--seeds: .*/000-seed1 is done and would be left out"):
+        sweep(config, GRID, 1, finished)
+    assert (finished / "sweep.json").read_bytes() == before
+    assert (Path(json.loads(before)["best"]["run"]) / "model").exists()
 
 
 def test_a_signal_as_a_run_ends_stops_the_sweep(config, tmp_path, monkeypatch, capsys):
@@ -82,10 +91,10 @@ def test_a_signal_as_a_run_ends_stops_the_sweep(config, tmp_path, monkeypatch, c
 
     with monkeypatch.context() as patch:
         patch.setattr(finetuning, "write_results", stop)
-        assert not sweep(config, GRID, 1, tmp_path / "sweep")
+        assert not sweep(config, GRID, 2, tmp_path / "sweep")
     assert [path.parent.name for path in tmp_path.glob("sweep/*/metrics.json")] == ["000-seed0"]
     assert capsys.readouterr().err.splitlines()[-1] == STOPPED
-    assert sweep(config, GRID, 1, tmp_path / "sweep")
+    assert sweep(config, GRID, 2, tmp_path / "sweep")
     assert len(list(tmp_path.glob("sweep/*/metrics.json"))) == 2
 
 
