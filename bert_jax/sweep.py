@@ -5,14 +5,16 @@ vary so much with the seed that means over seeds are what can be compared.
 """
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bert_jax.errors import UserError
 from bert_jax.finetune_config import FinetuneConfig
@@ -101,13 +103,13 @@ def sweep(
 
     Raises:
       UserError: a field or value that does not exist; another sweep is in the directory, or one
-        with more seeds; and as `finetune`.
+        of more seeds or other data; the data change meanwhile; and as `finetune`.
     """
     from bert_jax.finetuning import finetune
 
     trials = _trials(grid, range(config.seed, config.seed + seeds), directory)
     configs = [_configured(config, trial) for trial in trials]
-    _open(directory, config, grid)
+    begun = _open(directory, config, grid, configs)
     _check_none_left_out(directory, trials)
     best: tuple[float, Trial] | None = None
     scores: dict[str, list[float]] = {}
@@ -118,9 +120,10 @@ def sweep(
             print(STOPPED, file=sys.stderr)
             return False
         print(f"run {number} of {len(trials)}: {trial.name}, seed {trial.seed}")
-        done = (trial.directory / SCORES).exists()
-        if not done and not finetune(of_trial, trial.directory, stop=stop):
-            return False
+        if not (trial.directory / SCORES).exists():
+            _check_same_data(directory, begun["data"], _digests(configs))
+            if not finetune(of_trial, trial.directory, stop=stop):
+                return False
         if not (trial.directory / REPORT_FILE).exists():  # it was killed before
             write_report(trial.directory)
         score = _score(trial.directory)
@@ -132,7 +135,7 @@ def sweep(
             best = score, trial
         else:
             shutil.rmtree(trial.directory / MODEL, ignore_errors=True)
-        _write(directory, config, grid, scores, best)
+        _write(directory, begun, config.task.score, scores, best)
     assert best
     print(text_table(config.task.score, [Setting(*item) for item in scores.items()]))
     print(f"best run: {best[1].name}, seed {best[1].seed}: {best[0]:.4f}")
@@ -169,17 +172,55 @@ def _configured(config: FinetuneConfig, trial: Trial) -> FinetuneConfig:
     return changed
 
 
-def _open(directory: Path, config: FinetuneConfig, grid: Mapping[str, Sequence[str]]) -> None:
-    """Begin a sweep in its directory, or check that it is this one's."""
+def _open(
+    directory: Path,
+    config: FinetuneConfig,
+    grid: Mapping[str, Sequence[str]],
+    configs: Sequence[FinetuneConfig],
+) -> dict[str, Any]:
+    """Begin a sweep in its directory, or check that it is this one's.
+
+    Returns:
+      What tells this sweep from others: its settings, and digests of its data.
+    """
     stored = read_json(directory / SWEEP)
-    if stored is not None and stored.get("sweep") != _identity(config, grid):
+    identity, digests = _identity(config, grid), _digests(configs)
+    if stored is not None and stored.get("sweep") != identity:
         raise UserError(
             f"--workdir={directory}: holds another sweep; choose another --workdir, or give the "
             "same settings to go on with it"
         )
+    stored = stored or {}
+    known = stored.get("data")
+    if isinstance(known, dict):  # an earlier version did not tell them
+        _check_same_data(directory, known, digests)
+        digests |= known
+    begun = {"sweep": identity, "data": digests}
     directory.mkdir(parents=True, exist_ok=True)
-    if stored is None:
-        write_json(directory / SWEEP, {"sweep": _identity(config, grid)})
+    write_json(directory / SWEEP, stored | begun)
+    return begun
+
+
+def _digests(configs: Sequence[FinetuneConfig]) -> dict[str, str]:
+    """Of the files that are trained on and scored; what TFDS has does not change."""
+    digests = {}
+    for path in sorted({path for each in configs for path in (each.task.train, each.task.dev)}):
+        # A file that is missing is the task's to tell, and only where it is read again.
+        with suppress(OSError):
+            if Path(path).is_file():
+                with Path(path).open("rb") as file:
+                    digests[path] = hashlib.file_digest(file, hashlib.blake2b).hexdigest()
+    return digests
+
+
+def _check_same_data(directory: Path, known: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse data that have changed: the scores of runs on other data do not compare."""
+    changed = [path for path, digest in now.items() if known.get(path, digest) != digest]
+    if changed:
+        raise UserError(
+            f"--workdir={directory}: {changed[0]} has changed since the sweep began; restore it to "
+            "go on, or choose another --workdir"
+        )
 
 
 def _check_none_left_out(directory: Path, trials: Sequence[Trial]) -> None:
@@ -207,8 +248,8 @@ def _score(directory: Path) -> float:
 
 def _write(
     directory: Path,
-    config: FinetuneConfig,
-    grid: Mapping[str, Sequence[str]],
+    begun: Mapping[str, Any],
+    score: str,
     scores: Mapping[str, list[float]],
     best: tuple[float, Trial],
 ) -> None:
@@ -216,8 +257,8 @@ def _write(
     write_json(
         directory / SWEEP,
         {
-            "sweep": _identity(config, grid),
-            "score": config.task.score,
+            **begun,
+            "score": score,
             "settings": [
                 {"name": s.name, "mean": s.mean, "deviation": s.deviation, "scores": s.scores}
                 for s in settings

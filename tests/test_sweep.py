@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from small_finetune import small_config, write_model, write_table
 
 from bert_jax import finetuning
+from bert_jax import sweep as sweep_module
 from bert_jax.errors import UserError
 from bert_jax.finetune_results import write_results
 from bert_jax.interop import load_weights
@@ -82,6 +84,38 @@ def test_fewer_seeds_than_were_run_are_refused(config, finished):
         sweep(config, GRID, 1, finished)
     assert (finished / "sweep.json").read_bytes() == before
     assert (Path(json.loads(before)["best"]["run"]) / "model").exists()
+
+
+@pytest.mark.parametrize("name", ["train", "dev"])
+def test_data_that_have_changed_since_are_refused(config, finished, name):
+    path = Path(getattr(config.task, name))
+    text = path.read_text()
+    path.write_text(text + text.splitlines()[-1])
+    with pytest.raises(UserError, match=rf"sweep: {re.escape(str(path))} has changed since"):
+        sweep(config, GRID, 3, finished)
+    path.write_text(text)
+    assert not (finished / "000-seed2").exists()
+    assert sweep(config, GRID, 2, finished)
+
+
+def test_data_that_change_between_two_runs_are_refused(config, tmp_path, monkeypatch):
+    ran = []
+
+    def finetune(of_trial, directory, stop):
+        ran.append(directory.name)
+        directory.mkdir()
+        (directory / "metrics.json").write_text('{"score": {"value": 1}}')
+        write_table(Path(of_trial.task.train), 17)
+        return True
+
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task))
+    config.task.train = str(write_table(tmp_path / "train.tsv", 16))
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning, "finetune", finetune)
+        patch.setattr(sweep_module, "write_report", lambda directory: None)
+        with pytest.raises(UserError, match=r"train\.tsv has changed since the sweep began"):
+            sweep(config, GRID, 2, tmp_path / "sweep")
+    assert ran == ["000-seed0"]
 
 
 def test_a_signal_as_a_run_ends_stops_the_sweep(config, tmp_path, monkeypatch, capsys):
