@@ -20,7 +20,7 @@ from bert_jax.training.fill_mask_section import are_examples, fill_mask_section
 from bert_jax.training.flops import run_flops
 from bert_jax.training.metrics import ENVIRONMENT_FILE, read_metrics
 from bert_jax.training.page import charts, details, facts, page, section, table
-from bert_jax.training.run_directory import CONFIG_FILE, read_config
+from bert_jax.training.run_directory import is_of_finetuning, read_config
 from bert_jax.training.run_files import read_json
 from bert_jax.training.run_sections import (
     Records,
@@ -89,7 +89,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
 
 
 def _page(run_directory: Path) -> str:
-    if "task_kind" not in (read_json(run_directory / CONFIG_FILE) or {}):
+    if not is_of_finetuning(run_directory):
         return render(read_run(run_directory))
     # Only now, for it takes seconds: --help and mistakes are answered at once.
     from bert_jax import finetune_report

@@ -53,7 +53,8 @@ SPECIAL_NAMES = {
     "sep_token": ("[SEP]", "<sep>", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
-SPECIAL_PIECES = [names[0] for names in SPECIAL_NAMES.values()]  # in the order of their ids
+_OUR_NAMES = {role: names[0] for role, names in SPECIAL_NAMES.items()}
+SPECIAL_PIECES = [*_OUR_NAMES.values()]  # in the order of their ids
 # Characters encoded at once: time and memory of `tokenizers` grow with the length of one text.
 MAX_TEXT = 8192
 MIN_VOCAB_SIZE = 32  # special pieces and a handful of letters
@@ -274,8 +275,9 @@ def read_new_tokens(path: str) -> list[str]:
 
 def untrained_wordpiece(lowercase: bool) -> Tokenizer:
     """The special pieces alone: it cuts text into words, and takes new pieces, as a trained one."""
-    names = dict(zip(SPECIAL_NAMES, SPECIAL_PIECES, strict=True))
-    return Tokenizer(_wordpiece_backend(SPECIAL_PIECES, names["unk_token"], lowercase), names)
+    return Tokenizer(
+        _wordpiece_backend(SPECIAL_PIECES, _OUR_NAMES["unk_token"], lowercase), _OUR_NAMES
+    )
 
 
 def train_tokenizer(
@@ -300,17 +302,16 @@ def train_tokenizer(
     text = [part for part in sample_text(sentences) if part.strip()]
     if not text:
         raise UserError("there is no text to train a vocabulary on: the corpus is empty")
-    names = dict(zip(SPECIAL_NAMES, SPECIAL_PIECES, strict=True))
     if kind == "wordpiece":
-        untrained = _wordpiece_backend(SPECIAL_PIECES, names["unk_token"], lowercase)
+        untrained = _wordpiece_backend(SPECIAL_PIECES, _OUR_NAMES["unk_token"], lowercase)
         pieces = train_wordpiece(untrained, text, vocab_size, SPECIAL_PIECES)
-        return Tokenizer(_wordpiece_backend(pieces, names["unk_token"], lowercase), names)
+        return Tokenizer(_wordpiece_backend(pieces, _OUR_NAMES["unk_token"], lowercase), _OUR_NAMES)
     normalizer = _sentencepiece_normalizer(lowercase)
     text = [normalizer.normalize_str(part) for part in text]
     model = train_sentencepiece(kind, text, vocab_size, SPECIAL_PIECES)
     backend = sentencepiece_backend(model, "the trained model")
     backend.normalizer = normalizer
-    return Tokenizer(backend, names)
+    return Tokenizer(backend, _OUR_NAMES)
 
 
 def _without_accents(piece: str) -> str:

@@ -39,8 +39,10 @@ def vocabulary_file(directory: Path) -> Path:
     found = [path for path in [*known, *sorted(directory.glob("*.model"))] if path.exists()]
     if not found:
         raise UserError(f"{directory}: has no tokenizer.json, vocab.txt or .model")
-    listed = found[0].name == "vocab.txt" and of_sentencepiece(read_vocab(found[0]))
-    return found[min(listed, len(found) - 1)]
+    first, *models = found
+    if models and first.name == "vocab.txt" and of_sentencepiece(read_vocab(first)):
+        return models[0]
+    return first
 
 
 @contextmanager

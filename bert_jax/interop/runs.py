@@ -22,7 +22,7 @@ from bert_jax.models.config_json import bert_config_from_json
 from bert_jax.training.checkpoints import Checkpoints, saved_steps
 from bert_jax.training.fingerprint import fingerprints
 from bert_jax.training.metrics import read_metrics
-from bert_jax.training.run_directory import read_config, read_fingerprint
+from bert_jax.training.run_directory import is_of_finetuning, read_config, read_fingerprint
 from bert_jax.training.run_files import read_json, write_json
 from bert_jax.training.seal import Damage, check_files, read_seal
 
@@ -41,7 +41,7 @@ def model_directory(directory: Path) -> Path:
     # A sweep's runs have no checkpoints left.
     if not any((directory / name).is_dir() for name in (CHECKPOINTS, MODEL)):
         return directory
-    if "task_kind" not in (read_json(directory / CONFIG) or {}):
+    if not is_of_finetuning(directory):
         return directory
     if not (directory / MODEL).is_dir():
         raise UserError(

@@ -122,6 +122,15 @@ def read_fingerprint(directory: Path) -> str | None:
     return (read_json(directory / DATA_FILE) or {}).get("fingerprint")
 
 
+def is_of_finetuning(directory: Path) -> bool:
+    """Whether a directory is that of a fine-tuning run.
+
+    Raises:
+      UserError: its config.json cannot be read.
+    """
+    return "task_kind" in (read_json(directory / CONFIG_FILE) or {})
+
+
 def read_config(directory: Path) -> Config:
     """The config of a run.
 
