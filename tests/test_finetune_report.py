@@ -314,7 +314,9 @@ def test_answers_are_scored_by_the_length_of_the_true_one(tmp_path):
     ]
     wrong = page.table("question", "true answers")
     assert [row[3] for row in wrong] == ["0.0%", "0.0%", "0.0%", "66.7%"]
-    assert wrong[0][:2] == ["What is it, 2?", "1915"], "the surest of those that are all wrong"
+    assert wrong[0][:2] == ["What is it, 2?", "\u2022\u00a01915"], (
+        "the surest of those that are all wrong"
+    )
     assert wrong[0][2].replace("\u00a0", " ") == "It was in Munich \u2717 as they say."
     assert page.table("", "dev", "trivial baseline")[0] == ["exact match", "0.5000", "0.3333"]
 

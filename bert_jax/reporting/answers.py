@@ -144,7 +144,7 @@ def _range(low: int, high: int | None) -> str:
 
 
 def _truth(answers: Sequence[str]) -> str:
-    return "<br>".join(shown(answer) for answer in answers[:3]) or "<i>none</i>"
+    return "<br>".join(f"&bull;&nbsp;{shown(answer)}" for answer in answers[:3]) or "<i>none</i>"
 
 
 def _said(row: Row) -> str:

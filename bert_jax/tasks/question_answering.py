@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -171,8 +172,8 @@ class QuestionAnswering(Task):
 
         Returns:
           "id", "text" (the question), "label" (its true answers); "predicted", the answer, "" for
-          none, "start" and "end" of its characters in the context (null for none), "around", what
-          stands before and after it there, and "probability" among "n_best", which has such
+          none, "start" and "end" of its characters in the context (null for none), "around", the
+          words before and after it there, and "probability" among "n_best", which has such
           values for each candidate, the one to say first, no answer where the threshold puts it;
           "null_margin", how much better no answer scores than the best one (null where there is no
           other).
@@ -240,6 +241,14 @@ def _candidate(context: str, span: Span | None, share: float) -> dict[str, Any]:
 
 
 def _around(context: str, span: Span | None) -> list[str]:
-    """What stands before and after an answer; the beginning of the context where there is none."""
+    """What stands before and after an answer; the beginning of the context where there is none.
+
+    An ellipsis stands for the rest, and a word that would be cut is part of that.
+    """
     start, end = (span.start, span.end) if span else (0, 0)
-    return [context[max(0, start - _AROUND) : start], context[end : end + _AROUND]]
+    before, after = context[max(0, start - _AROUND) : start], context[end : end + _AROUND]
+    if start > _AROUND:
+        before = "\u2026" + re.sub(r"^\S*\s", "", before)
+    if end + _AROUND < len(context):
+        after = re.sub(r"\s\S*$", "", after) + "\u2026"
+    return [before, after]

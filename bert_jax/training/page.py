@@ -104,6 +104,7 @@ th:first-child { text-align: left; padding-left: 0; }
 .texts th, .texts td { text-align: left; vertical-align: top; white-space: normal; }
 .texts tr:not(:first-child) th { overflow-wrap: anywhere; }
 .texts td { overflow-wrap: break-word; }
+.texts tr:not(:first-child) th:not(:nth-last-child(2)) { min-width: 11rem; } /* a text, no count */
 .texts tr:not(:first-child) th { font-weight: 400; color: var(--text); }
 .results td:nth-child(2) { font-size: 1.3rem; font-weight: 600; }
 .time { max-width: 44rem; }

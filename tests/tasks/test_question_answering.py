@@ -188,6 +188,24 @@ def test_the_answer_is_cut_from_the_context_as_it_is_written(tokenizer):
         assert prediction["null_margin"] == -8
 
 
+def test_what_stands_around_an_answer_is_whole_words(tokenizer):
+    def around(context, answer):
+        return answered(SMALL, tokenizer, question(answer, context=context), 8, 0)["around"]
+
+    assert around("a river walks", "river") == ["a ", " walks"]
+    words = [f"stone{number}" for number in range(30)]
+    before, after = around(" ".join([*words, "river", *words]), "river")
+    assert before[0] == after[-1] == "\u2026"
+    assert before[1:].split() == words[-len(before.split()) :]
+    assert after[:-1].split() == words[: len(after.split())]
+    assert len(before) > 70 < len(after)
+    # Where nothing parts words, the text is cut at a character.
+    assert around("\u77f3" * 100 + "river" + "\u77f3" * 100, "river") == [
+        "\u2026" + "\u77f3" * 80,
+        "\u77f3" * 80 + "\u2026",
+    ]
+
+
 def test_a_question_without_known_answers_has_no_label(tokenizer):
     (features,) = SMALL.features([unlabelled()], tokenizer)
     outputs = [outputs_of(feature, 9, 9) for feature in features]
