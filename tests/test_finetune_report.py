@@ -221,8 +221,10 @@ def test_the_most_confident_errors_come_first_and_are_escaped(tmp_path):
     path = write_report(make_run(tmp_path / "run", rows=rows))
     errors = Page(path).table("example", "true", "predicted", "probability")
     assert errors[0][1:] == ["bad", "good", "99.9%"]
-    assert errors[0][0].startswith("<b>x</b> & yyy")
-    assert errors[0][0].endswith("\u2026<i>second</i>"), "a long text is cut"
+    _, first, second = errors[0][0].split("\u2022\u00a0")
+    assert first.startswith("<b>x</b> & yyy")
+    assert first.endswith("y\u2026"), "a long text is cut"
+    assert second == "<i>second</i>"
     assert "<b>x" not in path.read_text()
     shares = [float(row[3].rstrip("%")) for row in errors]
     assert shares == sorted(shares, reverse=True)
@@ -314,9 +316,7 @@ def test_answers_are_scored_by_the_length_of_the_true_one(tmp_path):
     ]
     wrong = page.table("question", "true answers")
     assert [row[3] for row in wrong] == ["0.0%", "0.0%", "0.0%", "66.7%"]
-    assert wrong[0][:2] == ["What is it, 2?", "\u2022\u00a01915"], (
-        "the surest of those that are all wrong"
-    )
+    assert wrong[0][:2] == ["What is it, 2?", "1915"], "the surest of those that are all wrong"
     assert wrong[0][2].replace("\u00a0", " ") == "It was in Munich \u2717 as they say."
     assert page.table("", "dev", "trivial baseline")[0] == ["exact match", "0.5000", "0.3333"]
 

@@ -1,6 +1,5 @@
 """Findings of question answering: an answer to each question, and the true ones."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ from bert_jax.reporting.findings import (
     is_share,
     length_chart,
     share,
+    texts_html,
 )
 from bert_jax.tasks.squad import Answer, Question, has_unanswerable, question_scores
 from bert_jax.training.page import charts, shown, table
@@ -101,7 +101,7 @@ class Answers(Findings):
         rows = [
             [
                 shown(self.rows[index]["text"]),
-                _truth(self.rows[index]["label"]),
+                texts_html(self.rows[index]["label"][:3]) or "<i>none</i>",
                 _said(self.rows[index]),
                 share(float(f1[index])),
                 share(float(self._sure[index])),
@@ -141,10 +141,6 @@ def _range(low: int, high: int | None) -> str:
     if high is None:
         return f"{low} and more"
     return "none" if not high else f"{low}" if low == high else f"{low} to {high}"
-
-
-def _truth(answers: Sequence[str]) -> str:
-    return "<br>".join(f"&bull;&nbsp;{shown(answer)}" for answer in answers[:3]) or "<i>none</i>"
 
 
 def _said(row: Row) -> str:

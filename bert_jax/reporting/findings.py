@@ -64,7 +64,13 @@ def is_value(value: Any) -> bool:
 def example_html(row: Row) -> str:
     """The texts of an example."""
     texts = [row["text"], row.get("pair")]
-    return "<br>".join(shown(text) for text in texts if isinstance(text, str) and text)
+    return texts_html([text for text in texts if isinstance(text, str) and text])
+
+
+def texts_html(texts: Sequence[str]) -> str:
+    """Texts one below the other; marks where each begins, if there are several."""
+    mark = "&bull;&nbsp;" if len(texts) > 1 else ""
+    return "<br>".join(mark + shown(text) for text in texts)
 
 
 def words(rows: Iterable[Row]) -> np.ndarray:

@@ -182,8 +182,9 @@ def _svg(title: str, draw: "Callable[[Axes], None]") -> str:
         axes.spines[["top", "left", "right"]].set_visible(False)
         axes.spines["bottom"].set_color(_RULE)
         axes.margins(x=0.01)
-        if len(axes.get_legend_handles_labels()[1]) > 1:
-            axes.legend(frameon=False, labelcolor=_TEXT)
+        if (named := len(axes.get_legend_handles_labels()[1])) > 1:
+            # Above the axes, for in a full histogram there is no room.
+            figure.legend(loc="outside upper right", ncols=named, frameon=False, labelcolor=_TEXT)
         image = io.StringIO()
         figure.savefig(
             image, format="svg", transparent=True, metadata={"Date": None, "Creator": None}

@@ -5,7 +5,14 @@ import re
 import numpy as np
 import pytest
 
-from bert_jax.training.charts import Curve, _amount, _percent, _thin_out, line_chart
+from bert_jax.training.charts import (
+    Curve,
+    _amount,
+    _percent,
+    _thin_out,
+    bar_chart,
+    line_chart,
+)
 
 
 def path_of(svg: str, color: str) -> list[tuple[float, float]]:
@@ -70,3 +77,14 @@ def test_tick_labels():
     numbers = (0, 5e-4, 12.5, 4500, 1_200_000)
     assert [_amount(n, 0) for n in numbers] == ["0", "0.0005", "12.5", "4.5k", "1.2M"]
     assert _percent(0.0025, 0) == "0.25%"
+
+
+def test_names_of_groups_stand_above_the_bars():
+    svg = bar_chart("Lengths", [0, 1, 2], {"right": [9, 9], "wrong": [1, 2]})
+    # What is drawn inside the axes is clipped to them; y grows downwards.
+    bars = re.findall(r'<path d="([^"]*)" clip-path="[^"]*" style="fill: var\(', svg)
+    assert len(bars) == 4
+    top = min(float(y) for bar in bars for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", bar))
+    names = re.findall(r'y="([\d.]+)"[^>]*>(right|wrong)<', svg)
+    assert [name for _, name in names] == ["right", "wrong"]
+    assert all(float(y) < top for y, _ in names)
