@@ -9,7 +9,7 @@ from bert_jax.config import Config
 from bert_jax.data.pipeline import Batch, phase_examples
 from bert_jax.data.shards import read_manifest
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
-from bert_jax.errors import UserError, run_main
+from bert_jax.errors import UserError, drop_output, run_main
 from bert_jax.flags import Parser
 from bert_jax.training.run_directory import read_config, read_fingerprint
 
@@ -32,7 +32,11 @@ def main() -> None:
         "--rows", type=_rows, default=slice(0, 8), metavar="FIRST:END", help="default: 0:8"
     )
     arguments = parser.parse_args()
-    print(describe_step(arguments.run, arguments.step, arguments.rows))
+    told = describe_step(arguments.run, arguments.step, arguments.rows)
+    try:
+        print(told, flush=True)
+    except BrokenPipeError:  # `| head` has seen enough
+        drop_output()
 
 
 def describe_step(run: Path, step: int, rows: slice) -> str:

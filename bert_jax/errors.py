@@ -1,5 +1,6 @@
 """Errors meant for the person at the keyboard: one line, no traceback, a meaningful exit code."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -28,15 +29,33 @@ class TrainingFailure(SharedFailure):
 def run_main(main: Callable[[], None]) -> None:
     """Run an entry point; print a `UserError` as one line and exit with its code.
 
-    So is what the system does not allow, wherever it says so.
+    So is what the system does not allow, has no room for or cannot find, wherever it says so.
     """
     try:
         main()
+        if sys.stdout:  # there is none under `>&-`
+            sys.stdout.flush()
     except UserError as error:
         exit_with(error, error.exit_code)
-    except PermissionError as error:
+    except OSError as error:
+        if sys.stdout:
+            _flush_or_drop_output()
         where = error.filename or "the system"
-        exit_with(f"{where}: {error.strerror}; see whose it is and who may use it")
+        forbidden = isinstance(error, PermissionError)
+        advice = "; see whose it is and who may use it" if forbidden else ""
+        exit_with(f"{where}: {error.strerror or error}{advice}")
+
+
+def drop_output() -> None:
+    """Send what is still to be printed nowhere: Python would try once more as it ends, and fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _flush_or_drop_output() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        drop_output()
 
 
 def exit_with(error: object, code: int = USAGE_EXIT_CODE) -> NoReturn:

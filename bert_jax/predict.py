@@ -6,12 +6,11 @@ number.
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from bert_jax.allocator import restart_with_allocator
-from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
+from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, drop_output, run_main
 from bert_jax.flags import Parser
 from bert_jax.prediction.recipe import COMBINATIONS, POOLINGS, Recipe
 
@@ -59,7 +58,7 @@ def main() -> None:
         print("\nstopped", file=sys.stderr)
         sys.exit(INTERRUPTED_EXIT_CODE)
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
 
 
 def _parser() -> Parser:

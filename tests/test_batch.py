@@ -142,3 +142,15 @@ def test_mistakes_on_the_command_line_take_one_line(tmp_path, rows):
     assert done.returncode == 2
     assert done.stderr.startswith("error: argument --rows")
     assert done.stderr.count("\n") == 1
+
+
+def test_whoever_reads_may_leave(run):
+    command = [sys.executable, "-m", "bert_jax.batch", str(run), "--step=1"]
+    done = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$@" | true', "bash", *command],
+        capture_output=True,
+        text=True,
+        cwd=small_run.ROOT,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,48 @@
+"""What the system says no to ends in a line that says where, and an exit code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_run import ROOT
+
+from bert_jax.errors import run_main
+
+PRINTS = (
+    "import sys; from bert_jax.errors import run_main; run_main(lambda: print('a' * 100_000)); "
+    "print('goes on', file=sys.stderr)"
+)
+
+
+def test_a_name_that_no_system_takes_is_one_line(capsys):
+    def main() -> None:
+        Path("a" * 300).exists()
+
+    with pytest.raises(SystemExit) as end:
+        run_main(main)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"error: {'a' * 300}: File name too long\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("to", "code", "told"),
+    [
+        ("> /dev/full", 2, "error: the system: No space left on device\n"),
+        ("| true", 2, "error: the system: Broken pipe\n"),
+        (">&-", 0, "goes on\n"),
+    ],
+)
+def test_output_that_takes_no_more_is_one_line(unbuffered, to, code, told):
+    """Python itself would end with code 120 and a traceback where its own last flush fails."""
+    result = subprocess.run(
+        ["bash", "-c", f'set -o pipefail; "$0" -c "$1" {to}', sys.executable, PRINTS],
+        cwd=ROOT,
+        env={"PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == code
+    assert result.stderr == told
