@@ -196,9 +196,16 @@ def _open(
         _check_same_data(directory, known, digests)
         digests |= known
     begun = {"sweep": identity, "data": digests}
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / SWEEP, stored | begun)
+    _store(directory, stored | begun)
     return begun
+
+
+def _store(directory: Path, content: dict[str, Any]) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / SWEEP, content)
+    except OSError as error:
+        raise UserError(f"--workdir={directory}: {error.strerror}") from error
 
 
 def _digests(configs: Sequence[FinetuneConfig]) -> dict[str, str]:
@@ -254,8 +261,8 @@ def _write(
     best: tuple[float, Trial],
 ) -> None:
     settings = [Setting(*item) for item in scores.items()]
-    write_json(
-        directory / SWEEP,
+    _store(
+        directory,
         {
             **begun,
             "score": score,

@@ -71,6 +71,15 @@ def finished(config, tmp_path_factory):
     return directory
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("file", "File exists"), ("file/sweep", "Not a directory")]
+)
+def test_a_directory_that_cannot_be_made_is_told(config, tmp_path, name, told):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"^--workdir={tmp_path / name}: {told}$"):
+        sweep(config, {}, 1, tmp_path / name)
+
+
 def test_a_run_that_was_killed_before_its_report_gets_one(config, finished):
     for report in finished.glob("*/report.html"):
         report.unlink()
