@@ -21,7 +21,7 @@ from bert_jax.training.flops import run_flops
 from bert_jax.training.metrics import ENVIRONMENT_FILE, read_metrics
 from bert_jax.training.page import charts, details, facts, page, section, table
 from bert_jax.training.run_directory import is_of_finetuning, read_config
-from bert_jax.training.run_files import read_json
+from bert_jax.training.run_files import read_json, replace_text
 from bert_jax.training.run_sections import (
     Records,
     baseline_of,
@@ -80,7 +80,11 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     path = output or run_directory / REPORT_FILE
     try:
         # A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark.
-        path.write_text(_page(run_directory), encoding="utf-8", errors="replace")
+        text = _page(run_directory).encode(errors="replace").decode()
+        if output:  # it may be a link or a pipe
+            output.write_text(text, encoding="utf-8")
+        else:
+            replace_text(path, text)
     except OSError as error:
         raise UserError(f"{error.filename or path}: {error.strerror}") from error
     except RecursionError as error:

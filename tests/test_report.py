@@ -337,6 +337,25 @@ def test_bad_usage_is_a_line_and_exit_code_2(arguments):
     assert line.startswith("error: ")
 
 
+def test_a_report_takes_the_place_of_the_last_one_when_it_is_whole(tmp_path):
+    """What stands under the name is never half a page: the last one's file is not written to."""
+    run = make_run(tmp_path / "run")
+    before = write_report(run).read_bytes()
+    (tmp_path / "last.html").hardlink_to(run / "report.html")
+    (run / "metrics.jsonl").unlink()
+    assert write_report(run).read_bytes() != before
+    assert (tmp_path / "last.html").read_bytes() == before
+    assert not list(run.glob("*.tmp"))
+
+
+def test_an_output_that_is_a_link_stays_one(tmp_path):
+    run = make_run(tmp_path / "run")
+    (tmp_path / "link.html").symlink_to(tmp_path / "page.html")
+    write_report(run, tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "page.html").read_bytes() == write_report(run).read_bytes()
+
+
 def test_an_output_that_cannot_be_written(tmp_path):
     run = make_run(tmp_path / "run", last=20)
     with pytest.raises(UserError, match=r"nowhere/page\.html: No such file"):
