@@ -7,6 +7,7 @@ process starts and not later, so that a process can only set them by starting on
 """
 
 import os
+import signal
 import sys
 
 SETTINGS = {
@@ -16,14 +17,17 @@ SETTINGS = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 _OFF = "BERT_JAX_ALLOCATOR"
+_HELD = (signal.SIGINT, signal.SIGTERM)
 
 
 def restart_with_allocator() -> None:
     """Start this process once more, its allocator set, where that pays: on Linux, on a CPU.
 
     To be called before anything is done that should not be done twice. A setting of the user's
-    stays; BERT_JAX_ALLOCATOR=default leaves all as they are.
+    stays; BERT_JAX_ALLOCATOR=default leaves all as they are. A signal that comes meanwhile waits
+    until the new process calls this.
     """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
     if sys.platform != "linux" or os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
         return
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
@@ -34,4 +38,6 @@ def restart_with_allocator() -> None:
         file=sys.stderr,
         flush=True,
     )
+    # Both blocks and what they hold back outlive `execve`, which the handlers of signals do not.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | missing)

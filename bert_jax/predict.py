@@ -47,9 +47,9 @@ def main() -> None:
     arguments.texts += later
     if arguments.texts and arguments.input:
         raise UserError("give texts or --input, not both")
-    if not arguments.texts:  # which are few
-        restart_with_allocator()
     try:
+        if not arguments.texts:  # which are few
+            restart_with_allocator()
         # Only now, for it takes seconds: --help and mistakes are answered at once.
         from bert_jax.prediction.command import answer
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from bert_jax.allocator import SETTINGS
+from bert_jax.training.stopping import RESUME_EXIT_CODE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the settings are glibc's")
 _PROGRAM = """
@@ -17,6 +19,17 @@ from bert_jax.allocator import SETTINGS, restart_with_allocator
 restart_with_allocator()
 found = {name: os.environ[name] for name in SETTINGS if name in os.environ}
 print(json.dumps({"arguments": sys.argv[1:], "pid": os.getpid(), "found": found}))
+"""
+_STARTS_SLOWLY = """
+import os, time
+from bert_jax.allocator import SETTINGS, restart_with_allocator
+from bert_jax.training.stopping import exit_at_signals
+if all(name in os.environ for name in SETTINGS):
+    print("again", flush=True)
+    time.sleep(0.5)
+exit_at_signals()
+restart_with_allocator()
+time.sleep(60)
 """
 
 
@@ -52,3 +65,21 @@ def test_where_it_is_not_wanted_or_not_needed_nothing_happens(environment):
     told, _, errors = run(**environment)
     assert told["found"] == (SETTINGS if environment == SETTINGS else {})
     assert errors == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_before_the_handlers_are_back_is_not_lost(number):
+    inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+    process = subprocess.Popen(
+        [sys.executable, "-c", _STARTS_SLOWLY],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=inherited | {"BERT_JAX_ALLOCATOR": "", "JAX_PLATFORMS": "cpu"},
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "again\n"
+        process.send_signal(number)
+        assert process.wait(30) == RESUME_EXIT_CODE
+    finally:
+        process.kill()
