@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ RECORD = np.dtype(
 _VERSION = 1  # of the rules; part of the key, so that a plan of other rules is not used
 _FACTS_BYTES = 2**20  # of the JSON beside a plan: far above any real one
 _RECORDS = 2**20  # looked at together
+_ABANDONED_SECONDS = 3600.0  # in which nothing was written to a file that is being written
 _PLAN, _TARGET, _CHUNK = 1, 2, 3  # consumers of the seed, and of a document's key
 
 
@@ -139,6 +141,7 @@ def open_plan(
     settings += [data.duplicates, data.next_sentence, data.short_seq_prob]
     name = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
     path = Path(directory) / "pairs" / f"{name}.npy"
+    _remove_abandoned(path.parent)
     plan = _read_plan(path, data.duplicates, shards)
     if plan is None:
         try:
@@ -190,6 +193,14 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what processes that were killed have left of their plans, as large as those."""
+    with contextlib.suppress(OSError):  # no folder yet, or one that may only be read
+        for path in folder.glob("*.tmp"):
+            if path.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
+                path.unlink()
 
 
 def _read_plan(path: Path, variants: int, shards: Sequence[Shard]) -> Plan | None:

@@ -1,4 +1,6 @@
+import os
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +203,18 @@ def test_a_damaged_plan_is_made_again(tmp_path: Path, damage: str) -> None:
     path.write_bytes(content)
     again = open_plan(tmp_path, "f", shards, data, 64, 0)
     assert np.array_equal(again.records, expected)
+
+
+def test_what_a_killed_process_left_of_a_plan_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    abandoned, at_work = folder / "a.npy.1.tmp", folder / "a.npy.2.tmp"
+    for path in (abandoned, at_work):
+        path.touch()
+    two_hours_ago = time.time() - 7200
+    os.utime(abandoned, (two_hours_ago, two_hours_ago))
+    open_plan(tmp_path, "f", [shard_of([[3], [4]])], DataConfig(), 32, 0)
+    assert list(folder.glob("*.tmp")) == [at_work]
 
 
 def test_too_few_documents(tmp_path: Path) -> None:
