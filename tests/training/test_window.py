@@ -59,3 +59,35 @@ def test_means_leave_skipped_steps_out():
 
 def test_skips_in_a_row_are_counted_over_a_stop():
     assert stopped_at({10}, {9, 10, 11, 12})[1].in_row == 4
+
+
+def test_speeds_are_those_of_the_time_and_the_steps_of_the_session():
+    """Two seconds of steps and half a second of waiting, of which skipped steps took a share."""
+    clock = Clock()
+    with clock("log"):
+        resumed = Window(clock, {"steps": 2, "skips": 1})
+        for step in range(3, 9):
+            add_step(resumed, step, skipped=step == 5)
+        resumed.settle()
+        before = dict(clock.seconds)
+        clock.seconds["train"] += 2.0
+        clock.seconds["input"] += 0.5
+        record = resumed.record(8, STRETCH)
+    seconds = pytest.approx(2.5, rel=0.05)
+    assert 6 / record["steps_per_second"] == seconds
+    assert 6 * 4 * STRETCH.tokens / record["tokens_per_second"] == seconds
+    assert record["input_wait"] == pytest.approx(0.5 / 2.5, rel=0.05)
+    moved = clock.seconds["skipped steps"]
+    assert moved == pytest.approx((before["train"] + 2.0) * 2 / 8)
+    assert clock.seconds["train"] == pytest.approx(before["train"] + 2.0 - moved)
+
+
+def test_a_window_begins_where_the_last_ended():
+    clock = Clock()
+    window = Window(clock, {})
+    for step, seconds in ((1, 4.0), (2, 1.0)):
+        add_step(window, step, skipped=False)
+        window.settle()
+        clock.seconds["train"] += seconds
+        record = window.record(step, STRETCH)
+        assert 1 / record["steps_per_second"] == pytest.approx(seconds, rel=0.05)
