@@ -1,5 +1,6 @@
 """Entities and their scores, against seqeval and against conlleval's rules written out."""
 
+import itertools
 import random
 
 import pytest
@@ -53,6 +54,39 @@ def test_entities_and_scores_equal_seqeval(tags):
             [theirs["precision"], theirs["recall"], theirs["f1-score"]], abs=1e-12
         )
     assert 0.1 < total(found.values()).f1 < 0.9
+
+
+def conlleval(tags: list[str]) -> list[tuple[str, int, int]]:
+    """startOfChunk and endOfChunk of conlleval, with the S that seqeval adds to them."""
+    found, start = [], 0
+    pieces = [tuple(tag.split("-", 1)) if "-" in tag else (tag, "") for tag in ["O", *tags, "O"]]
+    for index, ((before, before_kind), (tag, kind)) in enumerate(itertools.pairwise(pieces)):
+        other = before_kind != kind
+        if before in ("E", "S") or (before in ("B", "I") and (tag in ("B", "S", "O") or other)):
+            found.append((before_kind, start, index))
+        if tag in ("B", "S") or (tag in ("E", "I") and (before in ("E", "S", "O") or other)):
+            start = index
+    return found
+
+
+@given(st.lists(st.tuples(sequences, sequences)))
+def test_entities_and_scores_are_those_of_conlleval(pairs):
+    size = [min(map(len, pair)) for pair in pairs]
+    true, said = ([p[i][:n] for p, n in zip(pairs, size, strict=True)] for i in (0, 1))
+    theirs = [{(n, e) for n, tags in enumerate(x) for e in conlleval(tags)} for x in (true, said)]
+    for tags in (*true, *said):
+        assert entities(tags) == conlleval(tags)
+    found = compare(true, said)
+    kinds = sorted({kind for _, (kind, _, _) in theirs[0] | theirs[1]})
+    assert [*found] == kinds
+    for kind, ours in [*found.items(), ("", total(found.values()))]:
+        of_true, of_said = ({e for e in of if kind in ("", e[1][0])} for of in theirs)
+        both = len(of_true & of_said)
+        assert ours == (len(of_true), len(of_said), both)
+        assert ours.precision == (both / len(of_said) if of_said else 0)
+        assert ours.recall == (both / len(of_true) if of_true else 0)
+        sizes = len(of_true) + len(of_said)
+        assert ours.f1 == (2 * both / sizes if sizes else 0)
 
 
 @pytest.mark.parametrize(
