@@ -66,17 +66,20 @@ def test_answers_may_be_unknown_where_they_are_not_needed(tmp_path):
     assert read_squad(path, labelled=False)[0][0].answers is None
     with pytest.raises(UserError, match=r"qas\[0\]: a list 'answers'"):
         read_squad(path)
+    path = squad_file(tmp_path / "a.json")
+    assert read_squad(path, labelled=False)[0][0].answers == (Answer("Blue", 0),)
 
 
 @pytest.mark.parametrize(
-    ("text", "start"), [("Blue", 3), ("Blue", 99), ("blue", 0), ("", 2), (" ", 4)]
+    ("text", "start", "there"),
+    [("Blue", 3, "e is"), ("Blue", 99, ""), ("blue", 0, "Blue"), ("", 2, "u"), (" ", 4, " ")],
 )
-def test_an_answer_that_does_not_stand_there_is_left_out_and_named(tmp_path, text, start):
+def test_an_answer_that_does_not_stand_there_is_left_out_and_named(tmp_path, text, start, there):
     path = squad_file(tmp_path / "a.json", text=text, start=start)
     questions, rejected = read_squad(path)
     assert questions == []
     assert f"data[0].paragraphs[0].qas[0] (q1): the answer {text!r}" in rejected[0]
-    assert f"character {start} of" in rejected[0]
+    assert f"character {start} of the context, where there is {there!r}" in rejected[0]
     assert len(read_squad(path, labelled=False)[0]) == 1
 
 
@@ -119,8 +122,9 @@ def test_another_form_is_told_with_its_place(tmp_path, change, told):
 )
 def test_what_is_no_squad_file_is_told(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(UserError, match=r"a\.json"):
+    with pytest.raises(UserError, match=r"a\.json") as error:
         read_squad(tmp_path / "a.json")
+    assert ("not JSON" in str(error.value)) == (content == "" or content[-1] == "[")
 
 
 def test_a_missing_file_is_told(tmp_path):
@@ -275,6 +279,8 @@ def test_answerable_and_unanswerable_questions_are_scored_apart_too():
         }
     )
     assert set(scores(questions[:2], ["cat", ""])) == {"exact_match", "f1"}
+    none = scores(questions[2:], ["", "mouse", ""])
+    assert set(none) == {"exact_match", "f1", "no_answer_exact_match", "no_answer_f1"}
 
 
 @given(
@@ -297,3 +303,4 @@ def test_no_other_null_threshold_is_better(pairs):
 def test_the_null_threshold_is_the_lowest_of_equally_good_ones():
     assert best_null_threshold(np.array([1.0, 0.0, 0.0]), np.array([-2.0, 1.0, 3.0])) == -2
     assert best_null_threshold(np.array([-1.0, -1.0]), np.array([5.0, 2.0])) < 2
+    assert best_null_threshold(np.array([0.0]), np.array([3.0])) < 3
