@@ -94,6 +94,7 @@ def test_columns_are_read_and_iob1_becomes_iob2(tmp_path):
         ("b.txt", "\ufeff" + CONLL.replace("\n", "\r\n")),
         ("c.tsv", CONLL.replace(" ", "\t")),
         ("d.bio", CONLL.replace(" ", "  ").rstrip()),
+        ("e.txt", CONLL.replace("\n", " \n")),
     ]:
         first, second = task.read(written(tmp_path, text, name))
         assert (first.where, second.where) == (f"{tmp_path / name}:3", f"{tmp_path / name}:7")
@@ -101,9 +102,9 @@ def test_columns_are_read_and_iob1_becomes_iob2(tmp_path):
         assert (first.units, first.starts) == (("river", "stone", ","), (0, 6, 12))
         assert first.tags == ("B-PER", "I-PER", "O")
         assert second.tags == ("O", "B-LOC", "B-LOC")
-    with gzip.open(tmp_path / "e.conll.gz", "wt") as file:
+    with gzip.open(tmp_path / "f.conll.gz", "wt") as file:
         file.write(CONLL)
-    assert [e.tags for e in task.read(tmp_path / "e.conll.gz")] == [first.tags, second.tags]
+    assert [e.tags for e in task.read(tmp_path / "f.conll.gz")] == [first.tags, second.tags]
 
 
 def test_named_columns_of_columns(tmp_path):
@@ -126,6 +127,8 @@ def test_comments_are_what_the_setting_says(tmp_path):
     assert example.units == ("#", "river")
     (example,) = Tagging(comment="# ").read(written(tmp_path, text))
     assert example.units == ("river",)
+    (example,) = Tagging(comment="").read(written(tmp_path, "#" + text))
+    assert example.units == ("##", "river")
 
 
 def test_json_lines_are_read(tmp_path):
@@ -145,7 +148,9 @@ def test_sentences_without_tags_are_read_to_predict(tmp_path):
         example = task.read(written(tmp_path, text, name), labelled=False)[0]
         assert example.units[0] == "river"
         assert example.tags is None
-    assert task.read(written(tmp_path, CONLL), labelled=False)[0].tags is not None
+    known = '{"tokens": ["river"], "tags": ["B-LOC"]}'
+    for text, name in [(CONLL, "a.conll"), (known, "a.jsonl")]:
+        assert task.read(written(tmp_path, text, name), labelled=False)[0].tags is not None
 
 
 @pytest.mark.parametrize(
@@ -177,6 +182,8 @@ def test_what_cannot_be_read_is_named(tmp_path, name, text, message):
 def test_a_header_without_the_columns_is_named(tmp_path):
     with pytest.raises(UserError, match="'tokens' and 'tags', and the columns are word, pos"):
         Tagging(header=("word", "pos")).read(written(tmp_path, "river NN\n"))
+    with pytest.raises(UserError, match="'tokens' and 'tags', and the columns are word, tags"):
+        Tagging(header=("word", "tags")).read(written(tmp_path, "river NN\n"), labelled=False)
 
 
 @pytest.mark.parametrize("name", ["a.conll", "a.jsonl"])
