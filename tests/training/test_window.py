@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -61,8 +62,24 @@ def test_skips_in_a_row_are_counted_over_a_stop():
     assert stopped_at({10}, {9, 10, 11, 12})[1].in_row == 4
 
 
-def test_speeds_are_those_of_the_time_and_the_steps_of_the_session():
+def test_a_new_run_has_skipped_and_evaluated_nothing():
+    window = Window(Clock(), {})
+    assert (window.skipped, window.in_row, window.evaluated, window.best) == (0, 0, 0, None)
+    add_step(window, 1, skipped=True)
+    window.settle()
+    assert (window.skipped, window.in_row) == (1, 1)
+
+
+def test_the_best_evaluation_is_known_after_a_stop():
+    window = Window(Clock(), {})
+    window.evaluated, window.best = 40, (30, 0.5)
+    resumed = Window(Clock(), json.loads(json.dumps(window.state())))
+    assert (resumed.evaluated, resumed.best) == (40, (30, 0.5))
+
+
+def test_speeds_are_those_of_the_time_and_the_steps_of_the_session(monkeypatch):
     """Two seconds of steps and half a second of waiting, of which skipped steps took a share."""
+    monkeypatch.setattr("bert_jax.training.window.peak_flops", lambda _: 1e9)
     clock = Clock()
     with clock("log"):
         resumed = Window(clock, {"steps": 2, "skips": 1})
@@ -77,6 +94,8 @@ def test_speeds_are_those_of_the_time_and_the_steps_of_the_session():
     assert 6 / record["steps_per_second"] == seconds
     assert 6 * 4 * STRETCH.tokens / record["tokens_per_second"] == seconds
     assert record["input_wait"] == pytest.approx(0.5 / 2.5, rel=0.05)
+    peak = 1e9 * jax.device_count()
+    assert 6 * 4 * STRETCH.flops / record["mfu"] / peak == seconds
     moved = clock.seconds["skipped steps"]
     assert moved == pytest.approx((before["train"] + 2.0) * 2 / 8)
     assert clock.seconds["train"] == pytest.approx(before["train"] + 2.0 - moved)
@@ -85,9 +104,12 @@ def test_speeds_are_those_of_the_time_and_the_steps_of_the_session():
 def test_a_window_begins_where_the_last_ended():
     clock = Clock()
     window = Window(clock, {})
-    for step, seconds in ((1, 4.0), (2, 1.0)):
+    for step, seconds in ((2, 8.0), (4, 2.0)):
+        add_step(window, step - 1, skipped=True)
         add_step(window, step, skipped=False)
         window.settle()
         clock.seconds["train"] += seconds
+        skipped = clock.seconds["skipped steps"]
         record = window.record(step, STRETCH)
-        assert 1 / record["steps_per_second"] == pytest.approx(seconds, rel=0.05)
+        assert 2 / record["steps_per_second"] == pytest.approx(seconds, rel=0.05)
+        assert clock.seconds["skipped steps"] - skipped == pytest.approx(seconds / 2, rel=0.05)
