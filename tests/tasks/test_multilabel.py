@@ -35,6 +35,7 @@ def test_soft_and_hard_targets_are_read(tmp_path):
     target = task.target(soft[0].label)
     assert target["label"].dtype == np.float32
     assert target["label"].tolist() == pytest.approx([0.6, 0.2, 1.0])
+    assert target["weight"] == 1
 
     hard = read(tmp_path, ["joy"], [], ["fear", "anger"])
     task = MultiLabel().learn(hard)
@@ -42,6 +43,7 @@ def test_soft_and_hard_targets_are_read(tmp_path):
     targets = [task.target(example.label)["label"].tolist() for example in hard]
     assert targets == [[0, 0, 1], [0, 0, 0], [1, 1, 0]]
     assert task_from_json(json.loads(json.dumps(task_to_json(task))), "here") == task
+    assert MultiLabel().learn(labelled(["10"], ["9", "x"])).labels == ("9", "10", "x")
 
 
 def test_given_labels_keep_their_order():
@@ -82,6 +84,7 @@ def test_predictions_are_shares_and_the_labels_from_one_half_on():
 def test_scores_are_those_of_scikit_learn_and_torch():
     rng = np.random.default_rng(1)
     true = rng.uniform(0, 1, (50, 3))
+    true[:9] = 0.5  # as much present as not: it is
     logits = rng.normal(0, 2, (50, 3)).astype(np.float32)
     task, examples, predictions = outcome(true, logits)
     hard, shares = true >= 0.5, 1 / (1 + np.exp(-logits.astype(np.float64)))
@@ -133,6 +136,8 @@ def test_scores_where_a_label_never_occurs_and_shares_are_saturated():
     assert np.isfinite(scores["loss"])
     nothing = task.scores(*outcome(0 * true, logits)[1:])
     assert nothing["mean_average_precision"] == nothing["micro_f1"] == 0.0
+    silent = task.scores(*outcome(0 * true, logits - 600)[1:])
+    assert silent["micro_f1"] == silent["macro_f1"] == 0.0
 
 
 @pytest.mark.parametrize(
