@@ -135,9 +135,11 @@ def _check_weights(weights: Sequence[float], labels: Sequence[str]) -> None:
 def by_value(label: str) -> tuple[int, float, str]:
     """The key that sorts numbers by their values, and names after them."""
     try:
-        return 0, float(label), label
+        number = float(label)
     except ValueError:
-        return 1, 0.0, label
+        number = math.nan
+    # A label "nan" is a name: among numbers, it would leave them in any order.
+    return (1, 0.0, label) if math.isnan(number) else (0, number, label)
 
 
 def label_fields(labels: Sequence[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Classification: columns to labels to sequences to scores, and the sentences of its errors."""
 
+import itertools
 import json
 from typing import Any
 
@@ -114,6 +115,8 @@ def test_columns_of_a_file(tmp_path):
 def test_labels_are_learnt_in_their_order():
     assert learnt("no", "yes", "no").labels == ("no", "yes")
     assert learnt("10", "9", "-1", "x").labels == ("-1", "9", "10", "x")
+    for labels in itertools.permutations(["10", "nan", "9", "x"]):
+        assert learnt(*labels).labels == ("9", "10", "nan", "x")
     assert learnt("b", "a", labels=("b", "a")).labels == ("b", "a")
 
 
