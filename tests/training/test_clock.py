@@ -22,6 +22,7 @@ def test_causes_add_up_and_interrupt_one_another():
             time.sleep(0.03)
     with clock("eval"):
         time.sleep(0.01)
+    time.sleep(0.02)
     seconds = clock.record(7)["seconds"]
     assert sum(seconds.values()) == pytest.approx(100 + time.perf_counter() - began, abs=0.01)
     assert seconds["start"] >= 100
@@ -36,6 +37,7 @@ def test_one_session_is_what_it_says_last():
     assert goodput(account(records)) == 0.8
     assert account([]) == {}
     assert goodput({}) is None
+    assert goodput({"start": 5.0}) == 0
 
 
 def test_what_a_killed_session_did_after_its_checkpoint_was_for_nothing():
@@ -60,6 +62,27 @@ def test_a_session_whose_checkpoints_were_not_used_was_for_nothing():
     ]
     assert account(records) == {"start": 12, "train": 21, "restarts": 75 + 96}
     assert sum(account(records).values()) == 1204 - 1000
+
+
+def test_two_sessions_may_be_for_nothing():
+    """The third goes on from step 10, for the checkpoints of steps 20 and 30 were damaged."""
+    records = [
+        record(1000, 0, start=5),
+        record(1000, 10, start=5, train=20),
+        record(1000, 20, start=5, train=40),
+        record(1100, 20, start=4),
+        record(1100, 30, start=4, train=16),
+        record(1200, 10, start=3, train=1),
+    ]
+    assert account(records) == {"start": 8, "train": 21, "restarts": 75 + 100}
+    assert sum(account(records).values()) == 1204 - 1000
+
+
+def test_times_that_are_not_known_or_overlap_count_nothing():
+    """As where a number was not finite, and where the clock was set back between two sessions."""
+    records = [record(1000, 10, start=5, train=20), record(1010, 10, start=4)]
+    records[1]["seconds"]["train"] = None
+    assert account(records) == {"start": 9, "train": 20, "restarts": 0}
 
 
 def test_the_clock_of_a_process_starts_with_it():
