@@ -57,7 +57,25 @@ def test_a_file_that_has_grown_is_not_read(folder, name):
         check_files(folder, read_seal(folder)["files"])
 
 
-@pytest.mark.parametrize("name", ["d/data", SEAL_FILE])
+@pytest.mark.parametrize("content", ["[]", "3", "{}", '{"crc32": 3}', "[" * 100_000])
+def test_other_json_is_no_seal(folder, content):
+    (folder / SEAL_FILE).write_text(content)
+    with pytest.raises(Damage, match=SEAL_FILE):
+        read_seal(folder)
+
+
+def test_every_bit_of_a_sealed_file_counts(folder):
+    path, files = folder / "d/data", read_seal(folder)["files"]
+    whole = path.read_bytes()
+    for bit in range(len(whole) * 8):
+        content = bytearray(whole)
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        with pytest.raises(Damage, match="d/data is not what was written"):
+            check_files(folder, files)
+
+
+@pytest.mark.parametrize("name", ["d/data", "empty", SEAL_FILE])
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(folder, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
