@@ -114,10 +114,9 @@ def collective_seconds(chip: Chip, collective: Collective, places: Sequence[Plac
 def _links(chip: Chip, group: Sequence[Place], places: Sequence[Place]) -> float:
     """Bytes/s that each device of a group in one slice can send to others of it.
 
-    Along each axis of the torus that the group spans, over both links where the axis is a ring.
+    Along each axis of the torus that the group spans, over both links where the axis is a ring;
+    over one link where it spans none, as the cores of a chip and GPUs at a switch do.
     """
-    if not chip.axes:
-        return chip.link
     links = 0
     for axis in range(chip.axes):
         if len({place.coordinates[axis] for place in group}) > 1:

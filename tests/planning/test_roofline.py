@@ -1,13 +1,22 @@
 """The bounds of a step against arithmetic by hand."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from bert_jax.planning.chips import CHIPS
 from bert_jax.planning.hlo import Collective, Shape
 from bert_jax.planning.kernels import Kernel
-from bert_jax.planning.roofline import Efficiency, Place, by_kind, collective_seconds, roofline
+from bert_jax.planning.roofline import (
+    Efficiency,
+    Place,
+    by_kind,
+    collective_seconds,
+    device_places,
+    roofline,
+)
+from bert_jax.planning.topologies import Topology
 
 CHIP = dataclasses.replace(CHIPS["v5e"], bandwidth=1e12, link=50e9, network=25e9, host_devices=4)
 PEAK = 197e12
@@ -60,6 +69,25 @@ def test_slices_exchange_what_each_device_holds_over_the_network_of_its_host():
     assert found == pytest.approx(within + between)
 
 
+def test_a_permutation_passes_all_of_its_bytes_once():
+    permute = collective("collective-permute")
+    assert collective_seconds(CHIP, permute, torus(1, 16)) == pytest.approx(1 / 100)
+
+
+def test_the_cores_of_a_chip_exchange_over_one_link():
+    places = [Place(0, (0, 0)), Place(0, (0, 0))]
+    found = collective_seconds(CHIPS["v3"], collective(devices=2), places)
+    assert found == pytest.approx(1e9 / CHIPS["v3"].link)
+
+
+def test_devices_are_placed_by_their_coordinates_or_their_hosts():
+    devices = [SimpleNamespace(coords=[1, 2, 0]), SimpleNamespace(coords=[0, 0, 0], slice_index=3)]
+    places = device_places(Topology("v5e", (4, 4)), devices)
+    assert places == [Place(0, (1, 2, 0)), Place(3, (0, 0, 0))]
+    gpus = device_places(Topology("h100", (16,)), [object()] * 16)
+    assert gpus == [Place(0, ())] * 8 + [Place(1, ())] * 8
+
+
 def test_gpus_share_a_switch_within_a_host():
     chip = CHIPS["h100"]
     places = [Place(index // 8, ()) for index in range(16)]
@@ -92,6 +120,13 @@ def test_what_runs_beside_the_work_takes_no_time_of_its_own():
     beside = dataclasses.replace(collective(), asynchronous=True)
     found = bounds([Kernel(int(PEAK), 0, 1)], [beside], torus(4, 4))
     assert found.step == pytest.approx(1)
+    assert found.limit == "compute"
+    exchange = 100 * 2 * 15 / 16 / 100
+    longer = bounds(
+        [Kernel(int(PEAK), 0, 1)], [dataclasses.replace(beside, times=100)], torus(4, 4)
+    )
+    assert longer.interconnect == longer.step == pytest.approx(exchange)
+    assert longer.limit == "interconnect"
 
 
 def test_float32_runs_at_half_the_peak_on_a_gpu_only():
@@ -114,7 +149,7 @@ def test_a_chip_whose_peak_is_not_known_has_no_bounds():
 def test_collectives_are_summed_by_kind():
     many = dataclasses.replace(collective(size=10), times=12)
     found = by_kind([many, collective(size=5), collective("all-gather", size=1)])
-    assert found == {
-        "all-gather": {"count": 1, "bytes": 4},
-        "all-reduce": {"count": 13, "bytes": 12 * 40 + 20},
-    }
+    assert list(found.items()) == [
+        ("all-gather", {"count": 1, "bytes": 4}),
+        ("all-reduce", {"count": 13, "bytes": 12 * 40 + 20}),
+    ]
