@@ -199,6 +199,11 @@ def test_classes_are_those_of_sklearn(tmp_path):
     ]
     kept = figures(rows, "dev")["classes"]
     assert kept["good"]["f1"] == pytest.approx(columns[2][1])
+    assert "Confusion matrix, dev" in page.titles
+    sure, right = np.mean([row["probability"] for row in rows]), np.mean(np.equal(true, said))
+    assert sure > right
+    told = f"The mean probability is {sure:.1%}, and {right:.1%} are right: the model is over"
+    assert told in page.text
 
 
 def test_many_labels_are_shown_by_their_most_confused_pairs(tmp_path):
@@ -206,6 +211,7 @@ def test_many_labels_are_shown_by_their_most_confused_pairs(tmp_path):
     page = Page(write_report(make_run(tmp_path / "run", rows=rows)))
     pairs = [(row["label"], row["predicted"]) for row in rows if row["label"] != row["predicted"]]
     shown = page.table("true", "predicted", "examples")
+    assert "Most confused labels, dev" in page.titles
     assert len(shown) == 20
     assert [int(row[2]) for row in shown] == sorted((int(row[2]) for row in shown), reverse=True)
     assert all(pairs.count((true, said)) == int(count) for true, said, count in shown)
@@ -268,7 +274,16 @@ def test_labels_of_several_are_those_of_sklearn(tmp_path, kind):
         [name, *map(percent, (p, r, f, a)), f"{n}"]
         for name, p, r, f, n, a in zip(names, *columns, ordered, strict=True)
     ]
-    assert [row[6] for row in shown] == [percent(value) for value in true.mean(axis=0)]
+    for column, values in ((6, true), (7, said)):
+        assert [row[column] for row in shown] == [percent(value) for value in values.mean(axis=0)]
+    errors = Page(tmp_path / "run/report.html").table("example", "labels")
+    gaps = np.abs(said - true)
+    worst = [(int(gap.argmax()), index) for index, gap in enumerate(gaps)]
+    worst = sorted(worst, key=lambda pair: -gaps[pair[1], pair[0]])[:20]
+    assert [row[3] for row in errors] == [
+        f"{names[at]}: {percent(said[index, at])}, is {percent(float(true[index, at]))}"
+        for at, index in worst
+    ]
 
 
 def test_entities_have_a_line_a_type(tmp_path):

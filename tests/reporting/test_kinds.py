@@ -1,5 +1,6 @@
 """Findings of predictions: what is kept beside the scores, and what needs no model."""
 
+import statistics
 from typing import Any
 
 import numpy as np
@@ -97,3 +98,55 @@ def test_predictions_without_labels_and_of_no_known_kind_have_no_findings():
     assert findings([], "test") is None
     assert findings([rows[0], {"text": "x", "predicted": "good"}], "test") is None
     assert figures([{"text": "x", "label": {}, "predicted": {}}], "test") == {}
+
+
+def test_the_mean_and_the_deviation_of_errors_are_kept():
+    rows = ROWS["regression"]
+    gaps = [row["predicted"] - row["label"] for row in rows]
+    expected = {"mean_error": statistics.fmean(gaps), "deviation": statistics.pstdev(gaps)}
+    assert figures(rows, "dev") == pytest.approx(expected)
+    assert figures([*rows, rows[0] | {"predicted": np.nan}], "dev") == pytest.approx(expected)
+
+
+def test_a_number_of_a_choice_is_no_class():
+    assert set(figures(ROWS["multiple_choice"], "dev")) == {"expected_calibration_error"}
+
+
+def test_answers_are_kept_by_the_length_of_the_first_true_one():
+    kept = figures(ROWS["question_answering"], "dev")["words_of_answer"]
+    assert list(kept) == ["none", "1", "3 to 4", "9 and more"]
+    expected = {"exact_match": 0, "f1": 2 / 3, "questions": 1}
+    assert kept["3 to 4"] == pytest.approx(expected)
+
+
+def test_entities_are_kept_by_their_type():
+    tags = {"label": ["B-PER", "O", "B-LOC"], "predicted": ["B-PER", "B-PER", "O"]}
+    row = {"text": "Anna in Bonn", "tokens": ["Anna", "in", "Bonn"], **tags}
+    missed = dict.fromkeys(("precision", "recall", "f1", "predicted", "correct"), 0)
+    half = {"precision": 1 / 2, "recall": 1, "f1": 2 / 3, "true": 1, "predicted": 2, "correct": 1}
+    kept = figures([row], "dev")
+    assert kept["expected_calibration_error"] is None, "no probability is known"
+    assert kept["types"] == {"LOC": missed | {"true": 1}, "PER": pytest.approx(half)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("classification", {"predicted": "another"}),
+        ("classification", {"probabilities": {"bad": 1.5, "good": 0.0, "mixed": 0.0}}),
+        ("regression", {"predicted": 1e101}),
+        ("regression", {"label": True}),
+        ("multilabel", {"label": [3]}),
+        ("multilabel", {"probabilities": {}}),
+        ("soft_multilabel", {"label": [0.5]}),
+        ("tagging", {"label": ["O"]}),
+        ("tagging", {"predicted": [3] * len(ROWS["tagging"][0]["tokens"])}),
+        ("tagging", {"probabilities": [2.0] * len(ROWS["tagging"][0]["tokens"])}),
+        ("question_answering", {"label": [3]}),
+        ("question_answering", {"probability": -0.5}),
+    ],
+)
+def test_a_row_with_another_content_is_of_no_kind(kind, change):
+    row = ROWS[kind][0]
+    assert findings([row], "dev") is not None
+    assert findings([row | change], "dev") is None
