@@ -179,14 +179,20 @@ def test_broken_json_is_counted_or_refused(tmp_path: Path) -> None:
     assert counts["bad_json"] == 3
     assert counts["missing_text"] == 3
     assert counts["invalid_utf8"] == 1
-    for number, line in enumerate(lines[1:6], 2):
+    told = [
+        "Unterminated",
+        "JSON object .* not list",
+        "'text'; there are 'title'",
+        "not text .*int",
+    ]
+    for number, (line, why) in enumerate(zip(lines[1:6], [*told, "recursion"], strict=True), 2):
         bad = write(tmp_path / "bad.jsonl", '{"text": "Good."}\n' * (number - 1) + line)
-        with pytest.raises(UserError, match=rf"bad\.jsonl:{number}: "):
+        with pytest.raises(UserError, match=rf"bad\.jsonl:{number}: .*{why}"):
             read(f"jsonl:{bad}", strict=True)
 
 
 def test_a_field_that_is_nowhere_is_named_with_those_that_are(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", '{"title": "T", "body": "B"}\n{"url": "U"}\n')
+    path = write(tmp_path / "a.jsonl", '{\n{"title": "T", "body": "B"}\n{"url": "U"}\n[]\n')
     with pytest.raises(UserError, match=r"'text'.*'title', 'body', 'url'"):
         open_source(CorpusConfig(source=f"jsonl:{path}"))
 
