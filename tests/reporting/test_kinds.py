@@ -140,6 +140,7 @@ def test_entities_are_kept_by_their_type():
         ("multilabel", {"probabilities": {}}),
         ("soft_multilabel", {"label": [0.5]}),
         ("tagging", {"label": ["O"]}),
+        ("tagging", {"predicted": ["O"]}),
         ("tagging", {"predicted": [3] * len(ROWS["tagging"][0]["tokens"])}),
         ("tagging", {"probabilities": [2.0] * len(ROWS["tagging"][0]["tokens"])}),
         ("question_answering", {"label": [3]}),
