@@ -59,6 +59,29 @@ def test_damage_at_the_source_is_named_and_leaves_no_manifest(shards, tmp_path):
         stage(source, tmp_path / "staged")
 
 
+def test_what_is_copied_over_other_shards_has_no_manifest_until_it_is_whole(shards, tmp_path):
+    staged = shutil.copytree(shards, tmp_path / "staged")
+    (staged / "manifest.json").write_text("{}")
+    (staged / "train-00000.tokens.npy").unlink()
+    source = shutil.copytree(shards, tmp_path / "source")
+    (source / "train-00000.tokens.npy").write_text("damaged")
+    with pytest.raises(UserError, match="damaged"):
+        stage(source, staged)
+    assert not (staged / "manifest.json").exists()
+
+
+def test_what_is_whole_has_its_manifest_while_it_is_staged_again(shards, tmp_path, monkeypatch):
+    staged = tmp_path / "staged"
+    stage(shards, staged)
+
+    def checked(path: Path) -> str:
+        assert (staged / "manifest.json").exists()
+        return checksum(path)
+
+    monkeypatch.setattr("bert_jax.data.staging.checksum", checked)
+    assert stage(shards, staged).copied == 0
+
+
 def test_other_shards_in_the_same_place_are_replaced(shards, tmp_path):
     staged = shutil.copytree(shards, tmp_path / "staged")
     (staged / "manifest.json").write_text("{}")
@@ -71,6 +94,7 @@ def test_files_that_a_plan_is_being_written_to_are_left_alone(shards, tmp_path, 
     source = shutil.copytree(shards, tmp_path / "source")
     (source / "pairs").mkdir(exist_ok=True)
     (source / "pairs/aa.json").write_text("{}")
+    (source / "tokenizer/folder").mkdir()
     left = [source / "pairs/bb.npy.0123.tmp", source / "tokenizer/tokenizer.json.tmp"]
     for path in left:
         path.write_text("half")
