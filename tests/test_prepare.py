@@ -189,12 +189,27 @@ def test_an_output_that_another_process_makes_meanwhile(tmp_path, monkeypatch):
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_vocabulary_of_ones_own(tmp_path: Path) -> None:
-    corpus = write_lines(tmp_path / "corpus.txt", make_documents(40))
+def syllables(vocab: Path) -> list[str]:
+    """The pieces of a vocabulary of the corpus's syllables, written to a file."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *SYLLABLES]
     pieces += [f"##{syllable}" for syllable in SYLLABLES]
-    vocab = tmp_path / "vocab.txt"
     vocab.write_text("\n".join(pieces) + "\n")
+    return pieces
+
+
+def test_unknown_pieces_of_training_are_counted(tmp_path: Path) -> None:
+    documents = [[f"{first} ☃ ☃", *rest] for first, *rest in make_documents(40)]
+    corpus = write_lines(tmp_path / "corpus.txt", documents)
+    syllables(tmp_path / "vocab.txt")
+    corpus.vocab = str(tmp_path / "vocab.txt")
+    manifest = prepare(corpus, 30522, tmp_path / "out", workers=1, progress=False)
+    assert manifest.counts["unknown_pieces"] == 2 * manifest.splits["train"].documents
+
+
+def test_a_vocabulary_of_ones_own(tmp_path: Path) -> None:
+    corpus = write_lines(tmp_path / "corpus.txt", make_documents(40))
+    vocab = tmp_path / "vocab.txt"
+    pieces = syllables(vocab)
     corpus.vocab = str(vocab)
     manifest = prepare(corpus, 30522, tmp_path / "out", workers=1, progress=False)
     assert manifest.vocab_size == len(pieces)
