@@ -1,3 +1,4 @@
+import json
 import os
 import random
 import time
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from bert_jax.config import DataConfig
 from bert_jax.data.pairs import RECORD, cut_documents, max_pieces, open_plan
-from bert_jax.data.shards import Shard, build_shard
+from bert_jax.data.shards import Shard, build_shard, checksum
 from bert_jax.errors import UserError
 
 Lengths = list[list[int]]  # pieces of each sentence of each document
@@ -115,6 +116,11 @@ def test_every_sentence_is_seen_once(
     assert plan["target"].max() <= max_pieces(seq_len, next_sentence)
 
 
+def test_a_short_target_is_anything_from_two_pieces_to_all() -> None:
+    shards, data = [shard_of(random_lengths(300, 3))], DataConfig(short_seq_prob=1.0)
+    assert set(plan_of(shards, data, seq_len=9)["target"].tolist()) == {2, 3, 4, 5, 6}
+
+
 def test_spans_reach_the_target_or_end_the_document() -> None:
     documents = random_lengths(100, 3)
     data = DataConfig(next_sentence=False, short_seq_prob=0.0)
@@ -215,6 +221,39 @@ def test_what_a_killed_process_left_of_a_plan_is_removed(tmp_path: Path) -> None
     os.utime(abandoned, (two_hours_ago, two_hours_ago))
     open_plan(tmp_path, "f", [shard_of([[3], [4]])], DataConfig(), 32, 0)
     assert list(folder.glob("*.tmp")) == [at_work]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("shard", 1), ("sentence", 2**32 - 1), ("a", 0), ("a", 60_000), ("b", 60_000)],
+)
+def test_a_plan_of_sentences_that_are_not_there_is_made_again(
+    tmp_path: Path, field: str, value: int
+) -> None:
+    shards, data = [shard_of(random_lengths(10, 8))], DataConfig(duplicates=2)
+    plan = open_plan(tmp_path, "f", shards, data, 64, 0)
+    records = plan.records.copy()
+    records[field][len(records) // 2] = value
+    replace_plan(tmp_path, records, list(plan.counts))
+    assert np.array_equal(open_plan(tmp_path, "f", shards, data, 64, 0).records, plan.records)
+
+
+@pytest.mark.parametrize("last", [[], [0], [-1], [True], [1, 1]])
+def test_a_plan_of_other_counts_is_made_again(tmp_path: Path, last: list[int]) -> None:
+    """Their sum is right, but they are not counts of examples, or not of two variants."""
+    shards, data = [shard_of(random_lengths(10, 8))], DataConfig(duplicates=2)
+    plan = open_plan(tmp_path, "f", shards, data, 64, 0)
+    replace_plan(tmp_path, plan.records, [len(plan.records) - sum(last), *last])
+    assert open_plan(tmp_path, "f", shards, data, 64, 0).counts == plan.counts
+
+
+def replace_plan(directory: Path, records: np.ndarray, counts: list[int]) -> None:
+    """Put another plan, whole by its checksum, in the place of the one that is there."""
+    (path,) = (directory / "pairs").glob("*.npy")
+    path.unlink()  # not in place: it is mapped
+    np.save(path, records)
+    facts = {"counts": counts, "checksum": checksum(path)}
+    path.with_suffix(".json").write_text(json.dumps(facts))
 
 
 def test_too_few_documents(tmp_path: Path) -> None:
