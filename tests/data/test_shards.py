@@ -3,6 +3,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,6 +215,7 @@ def test_a_manifest_that_is_none(tmp_path: Path, text: str) -> None:
         ('"name": "train-00000"', '"name": "../train-00000"'),
         ('"name": "train-00000"', '"name": "train-00001"'),
         ('"fingerprint": "', '"fingerprint": "0'),
+        ('"version": 1', '"version": 2'),
         ('"documents": 3,\n          "name"', '"documents": true,\n          "name"'),
     ],
 )
@@ -224,6 +226,21 @@ def test_an_edited_manifest(directory: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
     with pytest.raises(UserError, match=r"manifest\.json"):
         open_shards(directory, "train")
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "../train-00000"}, {"name": "train-1"}, {"documents": 0}, {"tokens": -1}]
+)
+def test_a_manifest_with_a_fingerprint_of_its_own(directory: Path, change: dict[str, Any]) -> None:
+    manifest = read_manifest(directory)
+    (entry,) = manifest.splits["train"].shards
+    other = dataclasses.replace(entry, **change)
+    sums = {name.replace(entry.name, other.name): of for name, of in entry.checksums.items()}
+    split = Split((dataclasses.replace(other, checksums=sums),))
+    changed = dataclasses.replace(manifest, splits={**manifest.splits, "train": split})
+    write_manifest(directory, changed)
+    with pytest.raises(UserError, match=r"manifest\.json: not a manifest of token shards"):
+        read_manifest(directory)
 
 
 def test_no_shards_there(directory: Path, tmp_path: Path) -> None:
