@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 
@@ -12,10 +13,10 @@ from bert_jax.data.tokenization import (
     MIN_VOCAB_SIZE,
     Tokenizer,
     load_tokenizer,
-    read_new_tokens,
     train_tokenizer,
     untrained_wordpiece,
 )
+from bert_jax.data.vocabulary_files import read_vocab
 from bert_jax.errors import UserError
 
 
@@ -28,7 +29,7 @@ def new_pieces(corpus: CorpusConfig, vocab_size: int) -> list[str]:
     """
     if not corpus.new_tokens:
         return []
-    new = read_new_tokens(corpus.new_tokens)
+    new = read_vocab(Path(corpus.new_tokens))
     if corpus.vocab:
         return new
     if corpus.tokenizer != "wordpiece":

@@ -264,15 +264,6 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
     return tokenizer
 
 
-def read_new_tokens(path: str) -> list[str]:
-    """The pieces that a file adds to a vocabulary, one a line.
-
-    Raises:
-      UserError: as for a vocab.txt.
-    """
-    return read_vocab(Path(path))
-
-
 def untrained_wordpiece(lowercase: bool) -> Tokenizer:
     """The special pieces alone: it cuts text into words, and takes new pieces, as a trained one."""
     return Tokenizer(

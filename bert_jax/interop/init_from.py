@@ -1,12 +1,14 @@
 """Training that goes on from given weights: their model, their vocabulary, and new words in it."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bert_jax.config import BertConfig, Config
-from bert_jax.data.tokenization import Tokenizer, read_new_tokens
+from bert_jax.data.tokenization import Tokenizer
+from bert_jax.data.vocabulary_files import read_vocab
 from bert_jax.errors import UserError
 from bert_jax.interop.params import VOCABULARY, load_params
 from bert_jax.interop.weights import Tensor, Weights
@@ -30,7 +32,7 @@ def adopt(config: Config, weights: Weights) -> Config:
             f"pieces, and a phase has seq_len={longest}; extend it by python -m bert_jax.convert "
             f"--max_position_embeddings={longest}"
         )
-    added = len(read_new_tokens(config.corpus.new_tokens)) if config.corpus.new_tokens else 0
+    added = len(read_vocab(Path(config.corpus.new_tokens))) if config.corpus.new_tokens else 0
     # The token shards say how many pieces there are; this is the most there may be.
     pieces = max(config.model.vocab_size, weights.config.vocab_size) + added
     corpus = config.corpus
