@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bert_jax.config import Config, Phase
+from bert_jax.data.batch_shapes import row_predictions
 from bert_jax.planning.compile import CompiledPhase, DoesNotFit, Memory, compile_phase
 from bert_jax.planning.fitting import largest_batch, remedies
 from bert_jax.planning.hlo import collectives
 from bert_jax.planning.kernels import kernels
 from bert_jax.planning.roofline import Efficiency, Place, by_kind, device_places, roofline
 from bert_jax.planning.topologies import Topology, describe_devices
-from bert_jax.training.flops import step_flops, training_flops_per_token
+from bert_jax.training.flops import training_flops_per_token
 from bert_jax.training.sharding import make_mesh
 
 _SECONDS_A_DAY = 86_400
@@ -130,7 +131,8 @@ def _plan_phase(
     search: bool,
 ) -> PhasePlan:
     limit = topology.chip.memory
-    model = training_flops_per_token(config.model, phase.seq_len, phase.max_predictions)
+    predictions = row_predictions(phase, config.data)
+    model = training_flops_per_token(config.model, phase.seq_len, predictions)
     common: dict[str, Any] = {
         "seq_len": phase.seq_len,
         "batch_size": phase.batch_size,
@@ -149,7 +151,8 @@ def _plan_phase(
         return PhasePlan(**common, fits=False, wanted=wanted)
     if search and wanted <= limit < math.inf:
         common["largest_batch"] = largest_batch(config, phase, devices, limit, wanted)
-    common |= _work(config, phase, topology, compiled, places, efficiency)
+    step = model * phase.seq_len * phase.batch_size
+    common |= _work(config, phase, topology, compiled, places, efficiency, step)
     return PhasePlan(**common, fits=wanted <= limit, wanted=wanted, memory=compiled.memory)
 
 
@@ -160,12 +163,12 @@ def _work(
     compiled: CompiledPhase,
     places: Sequence[Place],
     efficiency: Efficiency,
+    model: float,
 ) -> dict[str, Any]:
-    """What the program of a phase does, as fields of its `PhasePlan`."""
+    """What the program of a phase does, as fields of its `PhasePlan`; `model`: FLOPs of a step."""
     work, exchanged = kernels(compiled.text), collectives(compiled.text)
     flops = sum(kernel.times * kernel.flops for kernel in work)
     moved = sum(kernel.times * kernel.bytes for kernel in work)
-    model = step_flops(config.model, phase)
     found: dict[str, Any] = {
         "hlo_to_model": flops * len(places) / model,
         "bytes_moved": moved,
