@@ -114,11 +114,10 @@ def write_google(weights: Weights, directory: Path, dtype: str) -> Weights:
             f"Google's code has {_LAYER_NORM_EPS:g} for the epsilon of LayerNorm, and this model "
             f"{config.layer_norm_eps:g}"
         )
-    if weights.head_fields:
-        notes.append(
-            f"Google's files have no place for {', '.join(weights.head_fields)}: labels lose their "
-            "names there"
-        )
+    lost = [name for name, value in weights.head_fields.items() if value is not None]
+    if lost:
+        labels = ": labels lose their names there" if "id2label" in lost else ""
+        notes.append(f"Google's files have no place for {', '.join(lost)}{labels}")
     write_json(directory / CONFIG, fields)
     if weights.tokenizer:
         _write_vocab(weights.tokenizer, directory / VOCAB)

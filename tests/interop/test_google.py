@@ -137,6 +137,12 @@ def test_what_the_format_cannot_say_is_told(tmp_path):
     weights = huggingface(tmp_path / "named", "BertForSequenceClassification", **labels)
     [note] = convert(weights, tmp_path / "nameless", "google").notes
     assert "id2label" in note
+    assert "labels lose their names" in note
+    # transformers writes `"classifier_dropout": null` to every config.
+    weights = huggingface(tmp_path / "dropout", classifier_dropout=0.3)
+    [note] = convert(weights, tmp_path / "without", "google").notes
+    assert note == "Google's files have no place for classifier_dropout"
+    assert convert(huggingface(tmp_path / "plain"), tmp_path / "all", "google").notes == ()
 
 
 def test_left_over_variables_are_listed(checkpoint, tmp_path):
