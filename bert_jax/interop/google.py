@@ -121,6 +121,11 @@ def write_google(weights: Weights, directory: Path, dtype: str) -> Weights:
     write_json(directory / CONFIG, fields)
     if weights.tokenizer:
         _write_vocab(weights.tokenizer, directory / VOCAB)
+        if not _is_read_alike(weights.tokenizer, directory / VOCAB):
+            notes.append(
+                "Google's files hold the pieces alone, not what else this vocabulary says (lower "
+                "case, accents, names of special pieces): text is cut otherwise by them"
+            )
     _write_checkpoint(directory / CHECKPOINT, stored_tensors(weights, google_name, DTYPES[dtype]))
     return replace(weights, notes=(*weights.notes, *notes))
 
@@ -155,6 +160,14 @@ def _write_vocab(tokenizer: Tokenizer, path: Path) -> None:
     # All pieces, those too that stand beside the vocabulary elsewhere.
     lines = "".join(f"{piece}\n" for piece in tokenizer.pieces)
     path.write_text(lines, encoding="utf-8", newline="\n")
+
+
+def _is_read_alike(tokenizer: Tokenizer, vocab: Path) -> bool:
+    """Whether a bare vocab.txt gives the same ids as the vocabulary that it was written from."""
+    try:
+        return load_tokenizer(vocab).digest == tokenizer.digest
+    except UserError:  # special pieces of other names
+        return False
 
 
 def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:

@@ -145,6 +145,26 @@ def test_what_the_format_cannot_say_is_told(tmp_path):
     assert convert(huggingface(tmp_path / "plain"), tmp_path / "all", "google").notes == ()
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [({"do_lower_case": True}, 0), ({"do_lower_case": False}, 1), ({"strip_accents": False}, 1)],
+)
+def test_a_vocabulary_that_is_read_otherwise_there_is_told(settings, told, tmp_path):
+    huggingface(tmp_path / "peer")
+    (tmp_path / "peer" / "tokenizer_config.json").write_text(json.dumps(settings))
+    weights = load_weights(tmp_path / "peer")
+    notes = convert(weights, tmp_path / "google", "google").notes
+    assert [("lower case" in note) for note in notes] == [True] * told
+    again = load_weights(tmp_path / "google")
+    assert weights.tokenizer
+    assert again.tokenizer
+    cut = [
+        tokenizer.encode_batch(["The r\u00edver"])[0]
+        for tokenizer in (weights.tokenizer, again.tokenizer)
+    ]
+    assert (cut[0].tolist() == cut[1].tolist()) == (not told)
+
+
 def test_left_over_variables_are_listed(checkpoint, tmp_path):
     reader = tf.train.load_checkpoint(str(checkpoint / "bert_model.ckpt"))
     names = reader.get_variable_to_shape_map()
