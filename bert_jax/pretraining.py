@@ -32,6 +32,7 @@ from bert_jax.data.pipeline import (
 )
 from bert_jax.data.shards import SPLITS, Manifest, open_shards, read_manifest
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
+from bert_jax.data.vocabulary_files import read_vocab
 from bert_jax.errors import UserError
 from bert_jax.fill_mask import choose_sentences, predict_masks
 from bert_jax.interop import load_weights
@@ -207,7 +208,12 @@ def _prepare(config: Config, clock: Clock) -> None:
 
 
 def with_token_shards(config: Config) -> tuple[Config, Manifest]:
-    """What is known of the token shards, and the config that fits them."""
+    """What is known of the token shards, and the config that fits them.
+
+    Raises:
+      UserError: shards that are damaged, or given and without a piece of `corpus.new_tokens`; a
+        vocabulary that is larger than the model's.
+    """
     model = config.model
     directory = Path(config.data.dir or default_directory(config.corpus, model.vocab_size))
     manifest = read_manifest(directory)
@@ -217,6 +223,8 @@ def with_token_shards(config: Config) -> tuple[Config, Manifest]:
             f"config.model.vocab_size={model.vocab_size}; set "
             f"--config.model.vocab_size={manifest.vocab_size}"
         )
+    if config.data.dir and config.corpus.new_tokens:
+        _check_new_tokens(directory, Path(config.corpus.new_tokens))
     config = dataclasses.replace(
         config,
         # A small corpus gives a smaller vocabulary than was asked for.
@@ -224,6 +232,17 @@ def with_token_shards(config: Config) -> tuple[Config, Manifest]:
         data=dataclasses.replace(config.data, dir=str(directory.absolute())),
     )
     return config, manifest
+
+
+def _check_new_tokens(directory: Path, new_tokens: Path) -> None:
+    """Refuse given shards that were prepared without the new tokens that a run asks for."""
+    pieces = set(load_tokenizer(directory / "tokenizer").pieces)
+    lacking = [piece for piece in read_vocab(new_tokens) if piece not in pieces]
+    if lacking:
+        raise UserError(
+            f"{directory}: its vocabulary lacks {lacking[0]!r} of config.corpus.new_tokens="
+            f"{new_tokens}; prepare the text again with --new_tokens={new_tokens}"
+        )
 
 
 def _tokenizer(directory: Path, manifest: Manifest) -> Tokenizer:

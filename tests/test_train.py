@@ -16,7 +16,7 @@ from bert_jax.config import Config, Phase
 from bert_jax.data.tokenization import train_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.prepare import prepare
-from bert_jax.pretraining import train
+from bert_jax.pretraining import train, with_token_shards
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.window import Window
@@ -209,6 +209,16 @@ def test_what_cannot_run_is_told_before_it_starts(shards, tmp_path, change, told
     change(config)
     with pytest.raises(UserError, match=told):
         train(config, tmp_path / "run")
+
+
+def test_new_tokens_that_given_shards_lack_are_no_secret(shards, tmp_path):
+    config = small_config(shards)
+    config.corpus.new_tokens = str(tmp_path / "words.txt")
+    (tmp_path / "words.txt").write_text(f"{WORDS[0]}\nzebra\n")
+    with pytest.raises(UserError, match=r"lacks 'zebra' of config.corpus.new_tokens=.*words.txt"):
+        train(config, tmp_path / "run")
+    (tmp_path / "words.txt").write_text(f"{WORDS[0]}\n")
+    assert with_token_shards(config)[0].data.dir == str(shards)
 
 
 def test_an_edited_shard_stops_the_run(shards, tmp_path):
