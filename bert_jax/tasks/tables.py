@@ -5,6 +5,7 @@ import gzip
 import json
 import sys
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,8 +74,8 @@ def read_rows(
       path: the file.
       header: names of the columns of a .tsv or .csv that doesn't name them in its first line. A
         first line that has one of these names does name them: GLUE's CoLA has such a test file.
-      refuse: takes the error of a row of another width than the header, or of one that is no JSON
-        object; where it raises nothing, the row is left out.
+      refuse: takes the error of a row of another width than the header, of one whose quotes are
+        amiss, or of one that is no JSON object; where it raises nothing, the row is left out.
 
     Raises:
       UserError: another ending, no such file, text that is not UTF-8; file and line are named.
@@ -155,18 +156,38 @@ def _csv(
     path: Path, lines: TextIO, header: Sequence[str], refuse: Refuse
 ) -> Iterator[tuple[str, Row]]:
     csv.field_size_limit(_MAX_LINE)  # by itself csv ends at a field of 131,072 characters
-    reader = csv.reader((line for _, line in _lines_with_ends(path, lines)), strict=True)
-    try:
-        rows = ((f"{path}:{reader.line_num}", row) for row in reader if row)
-        yield from _named(rows, header, refuse)
-    except csv.Error as error:
-        raise UserError(f"{path}:{reader.line_num}: {error}") from error
+    yield from _named(_csv_rows(path, lines, refuse), header, refuse)
 
 
-def _lines_with_ends(path: Path, lines: TextIO) -> Iterator[tuple[str, str]]:
-    # A quoted field may hold line breaks, which the reader is to see.
-    for where, line in numbered_lines(path, lines):
-        yield where, line + "\n"
+def _csv_rows(path: Path, lines: TextIO, refuse: Refuse) -> Iterator[tuple[str, list[str]]]:
+    """The rows that are not blank, each with the place of its first line.
+
+    Of a row whose quotes are amiss the first line alone is refused. What was read with it is read
+    again, for a quote that is not closed takes in whole rows, up to the end of the file.
+    """
+    rest = numbered_lines(path, lines)
+    again: deque[tuple[str, str]] = deque()
+
+    def following() -> tuple[str, str] | None:
+        return again.popleft() if again else next(rest, None)
+
+    def noted(read: list[tuple[str, str]]) -> Iterator[str]:
+        for where, line in iter(following, None):
+            read.append((where, line))
+            yield line + "\n"  # a quoted field may hold line breaks, which the reader is to see
+
+    while True:
+        read: list[tuple[str, str]] = []
+        try:
+            row = next(csv.reader(noted(read), strict=True), None)
+        except csv.Error as error:
+            refuse(UserError(f"{read[0][0]}: not CSV ({error}); see to its quotes"))
+            again.extendleft(reversed(read[1:]))
+            continue
+        if row is None:
+            return
+        if row:
+            yield read[0][0], row
 
 
 def _jsonl(

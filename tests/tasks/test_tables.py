@@ -55,6 +55,35 @@ def test_broken_rows_are_left_out_and_counted(tmp_path, capsys, name, content):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("content", "numbers", "told"),
+    [
+        # Not closed: up to the end of the file, up to the next quote.
+        ('x,y\n1,a\n"2,b\n3,c\n4,d\n', [1, 3, 4], "1 of 4 rows left out; the first: {}:3: "),
+        ('x,y\n1,a\n"2,b\n3,c\n4,"d"\n', [1, 3, 4], "1 of 4 rows left out; the first: {}:3: "),
+        # Closed too early, in the one line and in a row of several.
+        ('x,y\n"1" b,a\n2,b\n', [2], "1 of 2 rows left out; the first: {}:2: "),
+        ('x,y\n1,"a\nb" c\n2,b\n', [2], "2 of 3 rows left out; the first: {}:2: "),
+    ],
+)
+def test_a_quote_that_is_amiss_costs_its_own_row_alone(tmp_path, capsys, content, numbers, told):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    assert read_examples(path, (), lambda _, row: int(row["x"]), skip=True) == numbers
+    assert told.format(path) in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"a\.csv:\d: not CSV"):
+        rows(path)
+
+
+def test_a_row_of_several_lines_is_placed_by_its_first(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('x,y\n1,"a\n\nb"\n\n2,c\n')
+    assert list(read_rows(path)) == [
+        (f"{path}:2", {"x": "1", "y": "a\n\nb"}),
+        (f"{path}:6", {"x": "2", "y": "c"}),
+    ]
+
+
 @given(
     st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=2, max_size=2))
 )
