@@ -60,6 +60,7 @@ class Data(NamedTuple):
 
     task: with what it learnt of the training examples.
     train: features, those of one example after those of another.
+    training_examples: that `train` is of; fewer where some have several windows.
     dev: what picks the best model.
     others: the test file and more, by their paths; scored where they have labels.
     fingerprint: of `train` and `dev`, a hex digest.
@@ -67,6 +68,7 @@ class Data(NamedTuple):
 
     task: Task
     train: Sequence[Feature]
+    training_examples: int
     dev: Scored
     others: dict[str, Scored]
     computed: Computed
@@ -106,6 +108,7 @@ def read_data(config: FinetuneConfig, tokenizer: Tokenizer, parts: int) -> Data:
     return Data(
         task=task,
         train=train,
+        training_examples=len(training),
         dev=dev,
         others={path: scored(examples) for path, examples in others.items()},
         computed=_computed(train, config, parts),

@@ -67,7 +67,7 @@ def header(
         ("mesh", " x ".join(f"{name} {size}" for name, size in mesh.items())),
         (
             "examples",
-            f"{len(data.train):,} to train on, {len(data.dev.examples):,} to score"
+            f"{data.training_examples:,} to train on, {len(data.dev.examples):,} to score"
             + "".join(
                 f", {len(scored.examples):,} of {path}" for path, scored in data.others.items()
             ),
@@ -165,7 +165,7 @@ def write_results(
                 if result.scores
             },
             # Apart from those that are scored: the training file may be among them, under its name.
-            "training_examples": len(data.train),
+            "training_examples": data.training_examples,
             "examples": {result.name: len(result.predictions) for result in results},
             "padding": data.computed.padding,
             "padding_saved": data.computed.saved,

@@ -47,7 +47,9 @@ def test_another_true_answer_of_dev_makes_it_another_set(tmp_path: Path):
     task = QuestionAnswering(train=str(train), dev=str(dev), max_length=32, stride=10)
     config = FinetuneConfig(task=task, batch_size=8)
     tokenizer = load_weights(write_model(tmp_path / "start")).needed_tokenizer()
-    before = read_data(config, tokenizer, 1).fingerprint
+    data = read_data(config, tokenizer, 1)
+    assert data.training_examples == 8 < len(data.train), "windows are several"
+    before = data.fingerprint
     content = json.loads(dev.read_text())
     question = next(p["qas"][0] for p in content["data"][0]["paragraphs"] if p["qas"][0]["answers"])
     answer = question["answers"][0]
@@ -57,7 +59,7 @@ def test_another_true_answer_of_dev_makes_it_another_set(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_answers_are_learnt_and_transformers_says_the_same(tmp_path: Path):
+def test_answers_are_learnt_and_transformers_says_the_same(tmp_path: Path, capsys):
     config = FinetuneConfig(
         task=QuestionAnswering(
             train=str(write_squad(tmp_path / "train.json", COUNT, seed=0)),
@@ -73,7 +75,10 @@ def test_answers_are_learnt_and_transformers_says_the_same(tmp_path: Path):
     config.validate()
     assert finetune(config, tmp_path / "run")
 
-    scores = json.loads((tmp_path / "run/metrics.json").read_text())["scores"]["dev"]
+    told = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert told["training_examples"] == COUNT, "questions, not windows"
+    assert f"{COUNT} to train on, 50 to score" in capsys.readouterr().out
+    scores = told["scores"]["dev"]
     assert scores["f1"] > 0.9
     assert scores["no_answer_f1"] > 0.8
     lines = (tmp_path / "run/predictions/dev.jsonl").read_text().splitlines()
