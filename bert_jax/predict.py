@@ -33,6 +33,15 @@ _COMMANDS = {
     "next-sentence": "whether a text follows another",
     "embed": "vectors of texts or of their pieces, from any layers",
 }
+# What --input of a command takes, where it is not what most take.
+_INPUT = "a text a line; or .tsv, .csv, .jsonl, .json by columns; each with .gz too"
+_INPUTS = {
+    "tag": "a text a line where it ends in .txt or in nothing, a table of texts where --columns is "
+    "given; else sentences as in fine-tuning: lists of tokens in .jsonl, or a word a line and a "
+    "blank line between sentences (.conll, .tsv, ...), with tags or without; each with .gz too",
+    "answer": "a question, a tab and its context a line; or .tsv, .csv, .jsonl by columns; or "
+    "SQuAD's .json; each with .gz too",
+}
 _TOP = 5
 
 
@@ -66,12 +75,13 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, told in _COMMANDS.items():
         command = commands.add_parser(name, help=told, description=f"{name}: {told}")
-        _add_common(command, formats=("table", "jsonl", *(("npy",) if name == "embed" else ())))
+        formats = ("table", "jsonl", *(("npy",) if name == "embed" else ()))
+        _add_common(command, formats, _INPUTS.get(name, _INPUT))
         _ADD[name](command)
     return parser
 
 
-def _add_common(command: argparse.ArgumentParser, formats: tuple[str, ...]) -> None:
+def _add_common(command: argparse.ArgumentParser, formats: tuple[str, ...], given: str) -> None:
     add = command.add_argument
     add(
         "model",
@@ -79,12 +89,7 @@ def _add_common(command: argparse.ArgumentParser, formats: tuple[str, ...]) -> N
         help="a run, a directory of Hugging Face's or Google's, or a name of the hub",
     )
     add("texts", metavar="TEXT", nargs="*", help="texts, as many an item as the command takes")
-    add(
-        "--input",
-        type=Path,
-        metavar="FILE",
-        help="a text a line; or .tsv, .csv, .jsonl by columns; each with .gz too",
-    )
+    add("--input", type=Path, metavar="FILE", help=given)
     add("--columns", type=_names, metavar="NAME,...", help="columns of the texts in such a file")
     add("--output", type=Path, metavar="FILE", help="where to write; standard output by default")
     add(

@@ -442,3 +442,18 @@ def test_the_help_teaches_with_examples():
         result = run(*words)
         assert result.returncode == 0
         assert ("examples:" in result.stdout) or ("--pooling" in result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("classify", ["a text a line;", ".json by columns"]),
+        ("tag", ["where it ends in .txt", ".conll", "where --columns is given", "lists of tokens"]),
+        ("answer", ["SQuAD's .json", "a tab and its context"]),
+    ],
+)
+def test_the_help_tells_the_files_that_a_command_reads(name, words, capsys):
+    with pytest.raises(SystemExit):
+        predict._parser().parse_args([name, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(word in told for word in words)
