@@ -37,8 +37,9 @@ _COMMANDS = {
 _INPUT = "a text a line; or .tsv, .csv, .jsonl, .json by columns; each with .gz too"
 _INPUTS = {
     "tag": "a text a line where it ends in .txt or in nothing, a table of texts where --columns is "
-    "given; else sentences as in fine-tuning: lists of tokens in .jsonl, or a word a line and a "
-    "blank line between sentences (.conll, .tsv, ...), with tags or without; each with .gz too",
+    "given; else sentences as in fine-tuning: lists of tokens in .jsonl or .json, or a word a line "
+    "and a blank line between sentences (.conll, .tsv, ...), with tags or without; each with .gz "
+    "too",
     "answer": "a question, a tab and its context a line; or .tsv, .csv, .jsonl by columns; or "
     "SQuAD's .json; each with .gz too",
 }

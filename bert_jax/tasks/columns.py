@@ -1,4 +1,4 @@
-"""Sentences whose words or characters have tags, from columns (CoNLL) and JSON lines."""
+"""Sentences whose words or characters have tags, from columns (CoNLL) and JSON."""
 
 import itertools
 import re
@@ -28,7 +28,7 @@ class Sentence(NamedTuple):
 class Columns(NamedTuple):
     """How a file says what it holds.
 
-    token, tag: names of columns, in JSON lines of the keys that have lists.
+    token, tag: names of columns, in JSON of the keys that have lists.
     header: the names of all columns of a file of columns; empty where tokens are in the first
       column and tags in the last.
     comment: what lines that are no tokens begin with; empty for none.
@@ -41,7 +41,7 @@ class Columns(NamedTuple):
 
 
 def read_sentences(path: Path, columns: Columns, labelled: bool) -> Iterator[Sentence]:
-    """The sentences of a file: .jsonl, or columns under any other ending, each with .gz too.
+    """The sentences of a file: .jsonl, .json, or columns under any other ending; or these and .gz.
 
     In columns a token is a line, and a blank line ends a sentence. Tabs part the columns of a line
     that has one, so that a token may be a space; else spaces do.
@@ -55,7 +55,7 @@ def read_sentences(path: Path, columns: Columns, labelled: bool) -> Iterator[Sen
       UserError: no such file, not UTF-8, a token without a tag or a line without a column; file and
         line are named.
     """
-    if path.name.removesuffix(".gz").endswith(".jsonl"):
+    if path.name.removesuffix(".gz").endswith((".jsonl", ".json")):
         for where, row in read_rows(path):
             yield _of_row(where, row, columns, labelled)
         return

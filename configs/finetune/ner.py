@@ -4,8 +4,8 @@
         --config.task.train=eng.train --config.task.dev=eng.testa --config.task.test=eng.testb
 
 The files are CoNLL-2003's, or others with a word a line, its tag in the last column and a blank
-line between sentences; or a .jsonl of lines {"tokens": ["..."], "tags": ["..."]}. Tags are in IOB1,
-IOB2 or IOBES. Where columns have other places, they are named:
+line between sentences; or a .jsonl of lines {"tokens": ["..."], "tags": ["..."]}, or a .json that
+lists them. Tags are in IOB1, IOB2 or IOBES. Where columns have other places, they are named:
 '--config.task.header=("tokens","pos","chunk","tags")'. Names are told by their capitals: MODEL had
 better be cased.
 

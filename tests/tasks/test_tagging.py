@@ -144,6 +144,7 @@ def test_sentences_without_tags_are_read_to_predict(tmp_path):
     for text, name in [
         ("river\nstone\n\nlight\n", "a.conll"),
         ('{"tokens": ["river"]}', "a.jsonl"),
+        ('[{"tokens": ["river"]}]', "a.json"),
     ]:
         example = task.read(written(tmp_path, text, name), labelled=False)[0]
         assert example.units[0] == "river"
@@ -163,6 +164,8 @@ def test_sentences_without_tags_are_read_to_predict(tmp_path):
         ("a.conll", "\n## nothing\n\n", "a.conll: holds no sentence"),
         ("a.conll", "", "a.conll: holds no sentence"),
         ("a.jsonl", "", "a.jsonl: holds no sentence"),
+        ("a.json", '[{"tokens": ["a"]}]', "a.json[0]: no column 'tags'; there are tokens"),
+        ("a.json", "a O", "a.json: not JSON"),
         ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', "a.jsonl:1: 2 tokens and 1 tags"),
         ("a.jsonl", '{"tokens": ["a"]}', "a.jsonl:1: no column 'tags'; there are tokens"),
         ("a.jsonl", '{"tokens": "a", "tags": "O"}', "'tokens' must be a list of strings"),
