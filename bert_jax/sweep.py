@@ -20,6 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.finetune_report import SCORES
 from bert_jax.flags import override
+from bert_jax.interop import load_weights
 from bert_jax.interop.runs import MODEL
 from bert_jax.report import REPORT_FILE, write_report
 from bert_jax.training.run_files import read_json, write_json
@@ -103,7 +104,8 @@ def sweep(
 
     Raises:
       UserError: a field or value that does not exist; another sweep is in the directory, or one
-        of more seeds or other data; the data change meanwhile; and as `finetune`.
+        of more seeds, other data or another model to begin with; these change meanwhile; and as
+        `finetune`.
     """
     from bert_jax.finetuning import finetune
 
@@ -181,7 +183,7 @@ def _open(
     """Begin a sweep in its directory, or check that it is this one's.
 
     Returns:
-      What tells this sweep from others: its settings, and digests of its data.
+      What tells this sweep from others: its settings, and digests of its data and its models.
     """
     stored = read_json(directory / SWEEP)
     identity, digests = _identity(config, grid), _digests(configs)
@@ -209,7 +211,10 @@ def _store(directory: Path, content: dict[str, Any]) -> None:
 
 
 def _digests(configs: Sequence[FinetuneConfig]) -> dict[str, str]:
-    """Of the files that are trained on and scored; what TFDS has does not change."""
+    """Of the files that are trained on and scored, and of the models that runs begin with.
+
+    What TFDS has does not change.
+    """
     digests = {}
     for path in sorted({path for each in configs for path in (each.task.train, each.task.dev)}):
         # A file that is missing is the task's to tell, and only where it is read again.
@@ -217,11 +222,28 @@ def _digests(configs: Sequence[FinetuneConfig]) -> dict[str, str]:
             if Path(path).is_file():
                 with Path(path).open("rb") as file:
                     digests[path] = hashlib.file_digest(file, hashlib.blake2b).hexdigest()
+    for source in sorted({each.init_from for each in configs}):
+        with suppress(UserError):  # likewise
+            digests[source] = _digest_of_model(source)
     return digests
 
 
+def _digest_of_model(source: str) -> str:
+    """Of its architecture, its vocabulary and its tensors: of a run those of the newest checkpoint.
+
+    Raises:
+      UserError: there is none, or it is damaged.
+    """
+    weights = load_weights(source)
+    pieces = weights.tokenizer.pieces if weights.tokenizer else []
+    digest = hashlib.blake2b(json.dumps([dataclasses.asdict(weights.config), *pieces]).encode())
+    for name, tensor in sorted(weights.tensors.items()):
+        digest.update(name.encode() + tensor.read().tobytes())
+    return digest.hexdigest()
+
+
 def _check_same_data(directory: Path, known: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Refuse data that have changed: the scores of runs on other data do not compare."""
+    """Refuse data or a model that have changed: scores of runs with others do not compare."""
     changed = [path for path, digest in now.items() if known.get(path, digest) != digest]
     if changed:
         raise UserError(

@@ -107,6 +107,19 @@ def test_data_that_have_changed_since_are_refused(config, finished, name):
     assert sweep(config, GRID, 2, finished)
 
 
+def test_another_model_of_the_same_name_is_refused(config, finished):
+    path = Path(config.init_from) / "model.safetensors"
+    weights = path.read_bytes()
+    path.write_bytes(weights[:-4] + b"\0\0\0\1")  # a weight
+    with pytest.raises(UserError, match=rf"sweep: {re.escape(config.init_from)} has changed since"):
+        sweep(config, GRID, 3, finished)
+    assert not (finished / "000-seed2").exists()
+    path.unlink()  # not needed where all is done
+    assert sweep(config, GRID, 2, finished)
+    path.write_bytes(weights)
+    assert sweep(config, GRID, 2, finished)
+
+
 def test_data_that_change_between_two_runs_are_refused(config, tmp_path, monkeypatch):
     ran = []
 
