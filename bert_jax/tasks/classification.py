@@ -44,8 +44,6 @@ class Classification(TextTask):
             raise UserError(
                 f"{where}: column {self.label_column!r} holds {value!r}: a label is due"
             )
-        if isinstance(value, float) and math.isnan(value):  # pandas writes one for no value
-            raise self.no_label(where)
         return str(value)
 
     def learn(self, examples: Sequence[Labelled]) -> Self:

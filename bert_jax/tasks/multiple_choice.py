@@ -17,7 +17,7 @@ from bert_jax.models.task_heads import BertForMultipleChoice
 from bert_jax.tasks.classification import most_likely
 from bert_jax.tasks.losses import cross_entropy
 from bert_jax.tasks.sequences import encode
-from bert_jax.tasks.tables import Row, field, read_examples, text_field
+from bert_jax.tasks.tables import Row, field, is_missing, read_examples, text_field
 from bert_jax.tasks.task import Example, Feature, Metrics, Task
 from bert_jax.tasks.texts import BROKEN_ROWS
 
@@ -56,7 +56,7 @@ class MultipleChoice(Task):
         def example(where: str, row: Row) -> Choice:
             text, choices = _choices(row, where)
             label = field(row, "label", where) if labelled else row.get("label")
-            if label in (None, "") and not labelled:
+            if is_missing(label) and not labelled:
                 return Choice(where=where, text=text, choices=choices)
             numbers = [str(number) for number in range(len(choices))]
             if str(label) not in numbers:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 import sys
 import zlib
 from collections import deque
@@ -100,6 +101,11 @@ def field(row: Row, name: str, where: str) -> Any:
     if name not in row:
         raise UserError(f"{where}: no column {name!r}; there are {', '.join(map(str, row))}")
     return row[name]
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a column's value stands for none: null, empty, or NaN, as pandas has it."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def text_field(row: Row, name: str, where: str) -> str:

@@ -13,7 +13,7 @@ from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.tasks.glue import TASKS, submission
 from bert_jax.tasks.sequences import encode
-from bert_jax.tasks.tables import Row, field, read_examples, text_field
+from bert_jax.tasks.tables import Row, field, is_missing, read_examples, text_field
 from bert_jax.tasks.task import Example, Feature, Task
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)  # of a number that the loss is made of
@@ -118,17 +118,13 @@ class TextTask(Task):
         """See `Task.exports`: of a test set of GLUE, its submission."""
         return submission(self.glue, path, predictions) if self.glue else {}
 
-    def no_label(self, where: str) -> UserError:
-        """The error of a row that has no label."""
-        return UserError(f"{where}: column {self.label_column!r} is empty: a label is expected")
-
     def _label(self, row: Row, where: str, labelled: bool) -> Any:
         name = self.label_column
         value = field(row, name, where) if labelled else row.get(name)
-        if value is not None and value != "":
+        if not is_missing(value):
             return self.parse_label(value, where)
         if labelled:
-            raise self.no_label(where)
+            raise UserError(f"{where}: column {name!r} is empty: a label is expected")
         return None
 
 

@@ -18,7 +18,10 @@ from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.tasks.classification import Classification, Labelled
 from bert_jax.tasks.losses import cross_entropy
+from bert_jax.tasks.multilabel import MultiLabel
+from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.registry import task_from_json, task_to_json, tasks
+from bert_jax.tasks.regression import Regression
 from bert_jax.tasks.sequences import encode
 
 
@@ -109,6 +112,21 @@ def test_columns_of_a_file(tmp_path):
     assert first == Labelled(where=f"{path}:1", text="is it?", pair="it is", label="1", id="7")
     assert second.label is None
     with pytest.raises(UserError, match=r"train\.jsonl:2: column 'y' is empty: a label is"):
+        task.read(path)
+
+
+@pytest.mark.parametrize("missing", [None, "", float("nan")])
+@pytest.mark.parametrize(
+    "task",
+    [Classification(), Regression(label_column="label"), MultiLabel(), MultipleChoice()],
+    ids=lambda task: task.kind,
+)
+def test_a_row_to_predict_may_have_no_label(task, missing, tmp_path):
+    row = {"text": "x", "context": "x", "choices": ["y", "z"], "label": missing}
+    path = written(tmp_path, row)
+    (example,) = task.read(path, labelled=False)
+    assert example.label is None
+    with pytest.raises(UserError, match=r"train\.jsonl:1: .*label"):
         task.read(path)
 
 
