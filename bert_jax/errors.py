@@ -36,10 +36,10 @@ def run_main(main: Callable[[], None]) -> None:
         if sys.stdout:  # there is none under `>&-`
             sys.stdout.flush()
     except UserError as error:
+        _flush_or_drop_output()
         exit_with(error, error.exit_code)
     except OSError as error:
-        if sys.stdout:
-            _flush_or_drop_output()
+        _flush_or_drop_output()
         where = error.filename or "the system"
         forbidden = isinstance(error, PermissionError)
         advice = "; see whose it is and who may use it" if forbidden else ""
@@ -53,7 +53,8 @@ def drop_output() -> None:
 
 def _flush_or_drop_output() -> None:
     try:
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
     except OSError:
         drop_output()
 

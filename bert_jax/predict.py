@@ -6,6 +6,7 @@ number.
 """
 
 import argparse
+import errno
 import sys
 from pathlib import Path
 
@@ -69,6 +70,11 @@ def main() -> None:
         sys.exit(INTERRUPTED_EXIT_CODE)
     except BrokenPipeError:  # `| head` has seen enough
         drop_output()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        where = arguments.output or "standard output"
+        raise UserError(f"{where}: {error.strerror}; make room and ask again") from error
 
 
 def _parser() -> Parser:

@@ -235,6 +235,23 @@ def test_whoever_reads_may_leave(models):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full, as on macOS")
+def test_a_full_disk_is_told_in_a_line(models, monkeypatch, capsys):
+    words = ["next-sentence", models["pretrained"], "a stone", "a bird"]
+    monkeypatch.setattr(sys, "argv", ["predict", *words, "--output=/dev/full"])
+    with pytest.raises(SystemExit) as end:
+        run_main(predict.main)
+    assert end.value.code == 2
+    told = "No space left on device; make room and ask again\n"
+    assert capsys.readouterr().err == f"error: /dev/full: {told}"
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(
+            [*COMMAND, *words], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert result.returncode == 2
+    assert result.stderr.endswith(f"error: standard output: {told}")
+
+
 def read_until(terminal: int, wanted: str, seconds: float = 120) -> str:
     """What a terminal shows up to `wanted`."""
     shown, end = "", time.monotonic() + seconds
