@@ -245,7 +245,8 @@ def _named(
         if not names:
             named = not header or not (set(header) - {""}).isdisjoint(values)
             names = values if named else list(header)
-            if len(set(names)) < len(names):
+            called = [name for name in names if name]  # spreadsheets leave empty columns behind
+            if len(set(called)) < len(called):
                 raise UserError(f"{where}: the header names a column twice: {', '.join(names)}")
             if named:
                 continue

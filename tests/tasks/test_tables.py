@@ -40,6 +40,8 @@ def test_a_header_in_the_file_goes_before_the_one_given(tmp_path):
 def test_an_empty_name_in_the_header_is_no_name(tmp_path):
     (tmp_path / "a.tsv").write_text("\tx\n")
     assert rows(tmp_path / "a.tsv", ("", "text")) == [{"": "", "text": "x"}]
+    (tmp_path / "a.csv").write_text("text,label,,\nx,1,,\n")
+    assert rows(tmp_path / "a.csv") == [{"text": "x", "label": "1", "": ""}]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_a_long_document_is_read_from_every_kind_of_file(tmp_path):
     [
         ("a.txt", b"", r"a\.txt: must end in \.tsv, \.csv, \.jsonl, \.json, or"),
         ("a.tsv", b"x\ty\n1\n", r"a\.tsv:2: 1 columns, and the header has 2: x, y"),
-        ("a.tsv", b"x\tx\n", r"a\.tsv:1: the header names a column twice"),
+        ("a.tsv", b"x\t\tx\n", r"a\.tsv:1: the header names a column twice"),
         ("a.tsv", b"x\n\xff\n", r"a\.tsv: not UTF-8"),
         ("a.csv", b'x\n"open', r"a\.csv:2: .*"),
         ("a.jsonl", b"{}\n[1]", r"a\.jsonl:2: a JSON object"),
