@@ -70,7 +70,7 @@ class TextTask(Task):
         """See `Task.read`."""
 
         def example(where: str, row: Row) -> Labelled:
-            name = row.get(self.id_column)
+            name = row.get(self.id_column) if self.id_column else None
             return Labelled(
                 where=where,
                 text=text_field(row, self.text_column, where),

@@ -115,6 +115,13 @@ def test_columns_of_a_file(tmp_path):
         task.read(path)
 
 
+def test_a_column_without_a_name_is_no_id(tmp_path):
+    """As the index is that pandas writes into a .csv."""
+    (tmp_path / "a.csv").write_text(",text,label\n0,x,a\n")
+    (example,) = Classification().read(tmp_path / "a.csv")
+    assert example == Labelled(where=f"{tmp_path}/a.csv:2", text="x", label="a")
+
+
 @pytest.mark.parametrize("missing", [None, "", float("nan")])
 @pytest.mark.parametrize(
     "task",
