@@ -69,19 +69,22 @@ def parse_grid(arguments: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values of each field, from FIELD=VALUE,VALUE,...; the paper's grid from nothing.
 
     Raises:
-      UserError: an argument without values, or a field twice.
+      UserError: an argument without values, or a field or one of its values twice.
     """
     grid: dict[str, tuple[str, ...]] = {}
     for argument in arguments:
-        field, equals, values = argument.removeprefix("--config.").partition("=")
-        if not equals or not all(values.split(",")) or field in grid:
+        field, equals, listed = argument.removeprefix("--config.").partition("=")
+        values = tuple(listed.split(","))
+        # Runs of a value that is there twice would be counted as seeds of one setting.
+        once = field not in grid and len(set(values)) == len(values)
+        if not (equals and all(values) and once):
             raise UserError(
-                f"--sweep {argument}: give each field once, with its values, as "
+                f"--sweep {argument}: give each field once, with its values, each once, as "
                 "optimizer.learning_rate=5e-5,3e-5"
             )
         if field == "seed":
             raise UserError("--sweep seed: give the number of seeds by --seeds")
-        grid[field] = tuple(values.split(","))
+        grid[field] = values
     return grid or dict(PAPER_GRID)
 
 

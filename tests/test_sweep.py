@@ -27,7 +27,9 @@ def test_a_grid_is_read_from_the_command_line():
     }
 
 
-@pytest.mark.parametrize("arguments", [["epochs"], ["epochs=1,,2"], ["epochs=1", "epochs=2"]])
+@pytest.mark.parametrize(
+    "arguments", [["epochs"], ["epochs=1,,2"], ["epochs=1", "epochs=2"], ["epochs=2,3,2"]]
+)
 def test_a_grid_without_values_is_refused(arguments):
     with pytest.raises(UserError, match="give each field once, with its values"):
         parse_grid(arguments)
