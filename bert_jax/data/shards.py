@@ -213,7 +213,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         totals = {kind: getattr(split, kind) for kind in ("documents", "sentences", "tokens")}
         record["splits"][name] = totals | record["splits"][name]
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
-    replace_file(directory / MANIFEST, text.encode() + b"\n")
+    # Of a path that is not UTF-8, JSON can hold the bytes as Python does, in its own notation.
+    replace_file(directory / MANIFEST, text.encode(errors="backslashreplace") + b"\n")
 
 
 def read_manifest(directory: str | Path) -> Manifest:

@@ -98,7 +98,8 @@ def write_huggingface(weights: Weights, directory: Path, dtype: str) -> Weights:
         write_safetensors(directory / OWN_HEAD, weights.own)
     if weights.tokenizer:
         weights.tokenizer.save(directory, weights.config.max_position_embeddings)
-    (directory / "README.md").write_text(model_card(weights), encoding="utf-8")
+    # Paths that are not UTF-8 are told with question marks.
+    (directory / "README.md").write_text(model_card(weights), encoding="utf-8", errors="replace")
     if weights.next_sentence and POOLER not in PARTS[weights.architecture]:
         note = (
             f"its pooler is there for AutoModel, and {weights.architecture}, which has none, will "

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,14 @@ def test_manifest_round_trip(directory: Path) -> None:
     assert json.loads((directory / "manifest.json").read_text())["splits"]["train"]["tokens"] == 9
     write_manifest(directory, manifest)
     assert read_manifest(directory) == manifest
+
+
+def test_a_manifest_holds_paths_in_any_encoding(directory: Path) -> None:
+    source = f"text:{os.fsdecode('국'.encode('cp949'))}/책/*.txt"
+    manifest = dataclasses.replace(read_manifest(directory), source=source)
+    write_manifest(directory, manifest)
+    assert read_manifest(directory) == manifest
+    assert "/책/*.txt" in (directory / "manifest.json").read_text(encoding="utf-8")
 
 
 def test_fingerprint_follows_the_data_and_the_tokenizer(directory: Path) -> None:

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import transformers
 from peer_models import ARCHITECTURES, PIECES, peer, save_peer
 from safetensors.torch import load_file, save_file
 
+from bert_jax.config import Config
 from bert_jax.convert import convert
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
@@ -233,6 +234,12 @@ def test_labels_are_kept(tmp_path):
     convert(load_weights(save_peer(model, tmp_path / "theirs")), tmp_path / "ours", "hf")
     loaded = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "ours")
     assert loaded.config.id2label == names
+
+
+def test_a_card_tells_of_a_path_that_is_not_utf8(pretraining, tmp_path):
+    facts = {"config": asdict(Config()), "text": "text:\udcb1\udcb9/*.txt", "step": 1, "scores": {}}
+    convert(replace(load_weights(pretraining), facts=facts), tmp_path / "ours", "hf")
+    assert "text:??/*.txt" in (tmp_path / "ours/README.md").read_text(encoding="utf-8")
 
 
 def test_a_model_of_one_label_needs_no_names(tmp_path):
