@@ -52,10 +52,18 @@ def locked(directory: Path) -> Iterator[None]:
     (some network ones) goes without.
 
     Raises:
-      UserError: another process holds it, naming that one; or it cannot be written.
+      UserError: another process holds it, naming that one; or it cannot be written, or not by
+        Orbax, whose paths are UTF-8.
     """
     if directory.exists() and not directory.is_dir():
         raise UserError(f"--workdir={directory}: a file, not a directory")
+    try:
+        str(directory.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"--workdir={directory}: its full path is not UTF-8, as checkpoints need it; choose "
+            "another"
+        ) from error
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / LOCK_FILE).open("a+", encoding="utf-8", errors="replace")

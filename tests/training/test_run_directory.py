@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,13 @@ def test_a_directory_in_use_is_refused_and_its_holder_named(tmp_path):
         process.wait()
         with locked(tmp_path / "run"):
             pass
+
+
+def test_a_path_that_is_not_utf8_is_refused_before_anything_is_made(tmp_path):
+    directory = tmp_path / os.fsdecode("국".encode("cp949")) / "run"
+    with pytest.raises(UserError, match="its full path is not UTF-8"), locked(directory):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_is_free_again_after_its_block(tmp_path):
