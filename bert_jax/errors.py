@@ -1,5 +1,6 @@
 """Errors meant for the person at the keyboard: one line, no traceback, a meaningful exit code."""
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -31,6 +32,9 @@ def run_main(main: Callable[[], None]) -> None:
 
     So is what the system does not allow, has no room for or cannot find, wherever it says so.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A name in another encoding than the terminal's is told as well as can be.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
         if sys.stdout:  # there is none under `>&-`

@@ -46,3 +46,16 @@ def test_output_that_takes_no_more_is_one_line(unbuffered, to, code, told):
     )
     assert result.returncode == code
     assert result.stderr == told
+
+
+def test_a_name_in_another_encoding_is_printed():
+    program = "from bert_jax.errors import run_main; run_main(lambda: print('책', '\\udcc7'))"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={"PYTHONIOENCODING": "ascii:strict", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.stdout, result.stderr) == ("\\ucc45 \\udcc7\n", "")
