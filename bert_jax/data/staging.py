@@ -1,8 +1,11 @@
 """Token shards copied to a local disk, whole and as they were written."""
 
+import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +36,8 @@ def stage(source: Path, directory: Path) -> Staged:
     """Copy a directory of token shards; what is there already and whole is not copied again.
 
     Every file of a shard is checked against its checksum in the manifest, which is written last: a
-    directory that has one is complete. Other files are compared with the source's.
+    directory that has one is complete. Other files are compared with the source's. Of two processes
+    that stage to one directory, the second waits for the first.
 
     Args:
       source: what `prepare` wrote.
@@ -49,19 +53,31 @@ def stage(source: Path, directory: Path) -> Staged:
     content = (source / MANIFEST).read_bytes()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        if not _holds(directory / MANIFEST, content):
-            (directory / MANIFEST).unlink(missing_ok=True)
-        with ThreadPoolExecutor(_READERS) as readers:
+        with _locked(directory), ThreadPoolExecutor(_READERS) as readers:
+            if not _holds(directory / MANIFEST, content):
+                (directory / MANIFEST).unlink(missing_ok=True)
             sizes = list(readers.map(lambda item: _copy(source, directory, *item), files))
             paths = (path for folder in _FOLDERS for path in (source / folder).glob("*"))
             # A plan is written to *.tmp first, which goes at any moment, or a killed run has left.
             beside = [path for path in paths if path.suffix != ".tmp" and path.is_file()]
             list(readers.map(lambda path: _copy_beside(path, source, directory), beside))
-        replace_file(directory / MANIFEST, content)
+            replace_file(directory / MANIFEST, content)
     except OSError as error:
         where = error.filename or directory
         raise UserError(f"{where}: {error.strerror}; the shards were not staged") from error
     return Staged(len(files), sum(size > 0 for size in sizes), sum(sizes))
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory, whose half-written files have one name whoever writes them."""
+    folder = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks goes without
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _holds(path: Path, content: bytes) -> bool:

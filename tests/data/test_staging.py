@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ def test_the_copy_is_the_original_and_is_made_once(shards, tmp_path):
     again = {path: path.stat().st_mtime_ns for path in times}
     manifest = staged / "manifest.json"  # written last, each time
     assert again | {manifest: 0} == times | {manifest: 0}
+
+
+def test_those_that_stage_to_one_directory_at_a_time_wait_for_each_other(shards, tmp_path):
+    for number in range(10):
+        staged = tmp_path / f"{number}"
+        with ThreadPoolExecutor(4) as pool:
+            each = list(pool.map(lambda _, staged=staged: stage(shards, staged), range(4)))
+        assert sorted(one.copied for one in each) == [0, 0, 0, each[0].files]
+        assert contents(staged) == contents(shards)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
