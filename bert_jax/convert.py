@@ -132,6 +132,11 @@ def _with_task(weights: Weights, written: Path, form: str) -> Weights:
 
 
 def _check_destination(destination: Path) -> None:
+    if destination.is_symlink() or destination.absolute().is_mount():
+        raise UserError(
+            f"{destination}: is a link or a mount point; give the name of a directory to make, "
+            "such as one inside it"
+        )
     if not destination.exists():
         return
     # The directory where one stands would be another after it was replaced.

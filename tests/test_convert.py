@@ -116,7 +116,10 @@ def test_mistakes_are_told_in_one_line(source, tmp_path):
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine.txt").write_text("mine")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
     for arguments, said in [
+        ((source, link, "--to=hf"), f"{link}: is a link or a mount point; give the name"),
         ((source, full, "--to=hf"), f"{full}: exists already; give a new directory"),
         ((source, tmp_path / "x", "--to=onnx"), "invalid choice: 'onnx'"),
         ((source, tmp_path / "x"), "--to"),
