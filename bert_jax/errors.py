@@ -32,13 +32,15 @@ def run_main(main: Callable[[], None]) -> None:
 
     So is what the system does not allow, has no room for or cannot find, wherever it says so.
     """
+    # Under `>&-` and `<&-` there are none.
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # A name in another encoding than the terminal's is told as well as can be.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
-        if sys.stdout:  # there is none under `>&-`
-            sys.stdout.flush()
+        sys.stdout.flush()
     except UserError as error:
         _flush_or_drop_output()
         exit_with(error, error.exit_code)

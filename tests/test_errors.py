@@ -59,3 +59,19 @@ def test_a_name_in_another_encoding_is_printed():
         timeout=60,
     )
     assert (result.stdout, result.stderr) == ("\\ucc45 \\udcc7\n", "")
+
+
+def test_a_command_without_standard_streams_finds_them_empty():
+    program = (
+        "import sys; from bert_jax.errors import run_main; run_main(lambda: print("
+        "[sys.stdin.read(), sys.stdin.isatty(), sys.stdout.isatty()], file=sys.stderr))"
+    )
+    result = subprocess.run(
+        ["bash", "-c", '"$0" -c "$1" >&- <&-', sys.executable, program],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.stderr == "['', False, False]\n"
