@@ -204,8 +204,9 @@ def sentencepiece_backend(data: bytes, where: str | Path) -> tokenizers.Tokenize
 
     Pieces that text must not reach (control, unknown, unused) are declared special. Field names
     and piece types are those of sentencepiece_model.proto. The ids are those of `sentencepiece`
-    but for two things, both as in transformers: of two cuts with equal scores unigram may take
-    the other, and normalisation rules inside the model do not compose separate Hangul letters.
+    but for these, all as in transformers: of two cuts with equal scores unigram may take the
+    other, normalisation rules inside the model do not compose separate Hangul letters, and spaces
+    beside user-defined pieces of several letters in BPE, or that these rules change, are lost.
     """
     # protobuf makes the class at import, out of the type checker's sight
     proto = vars(sentencepiece_model_pb2)["ModelProto"]()
@@ -243,7 +244,11 @@ def sentencepiece_backend(data: bytes, where: str | Path) -> tokenizers.Tokenize
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), metaspace])
     for item in proto.pieces:
         if item.type == item.USER_DEFINED:
-            backend.add_tokens([tokenizers.AddedToken(item.piece, normalized=False)])
+            # The model finds it in its place, where it can; an added token takes text apart, so
+            # that spaces before it are lost and what follows it is marked as a word.
+            one = trainer.model_type == trainer.UNIGRAM or len(item.piece) == 1
+            if not (one and backend.normalizer.normalize_str(item.piece) == item.piece):
+                backend.add_tokens([tokenizers.AddedToken(item.piece, normalized=False)])
         elif item.type not in (item.NORMAL, item.BYTE):
             backend.add_special_tokens([item.piece])
     return backend
@@ -251,7 +256,7 @@ def sentencepiece_backend(data: bytes, where: str | Path) -> tokenizers.Tokenize
 
 def single_spaces() -> list[normalizers.Normalizer]:
     """No spaces at either end and none doubled; other white space stays, as in SentencePiece."""
-    rules = (("^ +| +$", ""), (" {2,}", " "))
+    rules = ((r"\A +| +\z", ""), (" {2,}", " "))
     return [normalizers.Replace(tokenizers.Regex(pattern), text) for pattern, text in rules]
 
 

@@ -161,7 +161,7 @@ def is_cjk(char: str) -> bool:
     return any(low <= ord(char) <= high for low, high in blocks)
 
 
-def sentencepiece_model(lines: list[str], kind: str, rules: str) -> bytes:
+def sentencepiece_model(lines: list[str], kind: str, rules: str, symbols: list[str]) -> bytes:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -171,7 +171,7 @@ def sentencepiece_model(lines: list[str], kind: str, rules: str) -> bytes:
         normalization_rule_name=rules,
         pad_id=3,
         control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-        user_defined_symbols=["<custom>"],
+        user_defined_symbols=symbols,
         minloglevel=2,
     )
     return model.getvalue()
@@ -217,10 +217,25 @@ def test_released_vocabularies_give_the_ids_of_the_published_algorithm(released,
     assert [x for x in zip(lines, actual, expected, strict=True) if x[1] != x[2]][:5] == []
 
 
-@pytest.mark.parametrize(("kind", "rules"), [("unigram", "nmt_nfkc"), ("bpe", "identity")])
-def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(kind, rules, test_data, tmp_path):
+MARKS = [*'(),-."']  # as in ALBERT's own model
+
+
+@pytest.mark.parametrize(
+    ("kind", "rules", "symbols"),
+    [
+        ("unigram", "nmt_nfkc", ["<custom>"]),
+        ("unigram", "nmt_nfkc", [*MARKS, "the"]),
+        ("bpe", "identity", ["<custom>"]),
+        ("bpe", "identity", MARKS),
+    ],
+)
+def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(
+    kind, rules, symbols, test_data, tmp_path
+):
     lines = real_lines(test_data)[::8]
-    (tmp_path / "spiece.model").write_bytes(sentencepiece_model(lines[::2], kind, rules))
+    model = sentencepiece_model(lines[::2], kind, rules, symbols)
+    (tmp_path / "spiece.model").write_bytes(model)
+    lines += [f"{line} \n {line}" for line in lines[::9]]
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
     actual = as_lists(load_tokenizer(tmp_path).encode_batch(lines))
     different = [x != y for x, y in zip(actual, theirs.encode(lines), strict=True)]
