@@ -137,17 +137,24 @@ def make_plans(
 
 
 def _as_trained(config: Config) -> Config:
-    """With the architecture and vocabulary of the weights and token shards that it names, if any.
+    """With the architecture and vocabulary of what it names: weights, vocabulary, token shards.
 
     Where it names none, those of the recipe: a small corpus may give a smaller vocabulary.
     """
+    from bert_jax.data.corpus_vocabulary import given_vocabulary, new_pieces
     from bert_jax.interop import load_weights
     from bert_jax.interop.init_from import adopt
     from bert_jax.pretraining import with_token_shards
 
     if config.init_from:
         config = adopt(config, load_weights(config.init_from))
-    return with_token_shards(config)[0] if config.data.dir else config
+    if config.data.dir:
+        return with_token_shards(config)[0]
+    if not config.corpus.vocab:
+        return config
+    new = new_pieces(config.corpus, config.model.vocab_size)
+    pieces = given_vocabulary(config.corpus, new).vocab_size
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=pieces))
 
 
 def _refuse_what_does_not_fit(plans: "list[Plan]") -> None:

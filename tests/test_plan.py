@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_run import ROOT
+from peer_models import PIECES, peer, save_peer
+from small_run import ROOT, get_config
 
 from bert_jax import plan
 from bert_jax.errors import UserError
@@ -95,6 +96,19 @@ def test_what_cannot_be_compiled_is_told_in_a_line(flags, message):
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_vocabulary_planned_for_is_that_of_the_weights_and_the_new_words(tmp_path):
+    """Not the recipe's, which is larger: `train` has rows for as many pieces as there are."""
+    config = get_config()
+    assert config.model.vocab_size > len(PIECES) + 1
+    config.init_from = str(
+        save_peer(peer("BertForPreTraining", max_position_embeddings=64), tmp_path / "theirs")
+    )
+    assert plan._as_trained(config).model.vocab_size == len(PIECES)
+    config.corpus.new_tokens = str(tmp_path / "words.txt")
+    (tmp_path / "words.txt").write_text("zebra\n")
+    assert plan._as_trained(config).model.vocab_size == len(PIECES) + 1
 
 
 @pytest.mark.slow
