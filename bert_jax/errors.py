@@ -59,8 +59,7 @@ def drop_output() -> None:
 
 def _flush_or_drop_output() -> None:
     try:
-        if sys.stdout:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except OSError:
         drop_output()
 
