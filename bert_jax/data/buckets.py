@@ -94,5 +94,5 @@ def padding_share(lengths: np.ndarray, batches: Sequence[np.ndarray]) -> float:
 
 
 def _shuffled(count: int, seed: int, epoch: int, consumer: int) -> np.ndarray:
-    draws = words(key(seed, consumer, epoch), max(count, 1)).ravel()[:count]
+    draws = words(key(seed, consumer, epoch), count).ravel()
     return np.argsort(draws, kind="stable")

@@ -25,6 +25,10 @@ def test_every_example_is_in_an_epoch_once(lengths, batch_size, seed, epoch):
     assert len(batches) == -(-len(lengths) // batch_size)
 
 
+def test_no_examples_have_no_batches():
+    assert epoch_batches(np.zeros(0, int), 4, 0, 0) == []
+
+
 def order(seed: int, epoch: int, count: int = 5000) -> list[int]:
     lengths = np.random.default_rng(0).integers(3, 128, count)
     return np.concatenate(epoch_batches(lengths, 32, seed, epoch)).tolist()
@@ -105,6 +109,18 @@ def test_a_batch_is_padded_to_the_right_and_below():
     assert batch["attention_mask"].sum(axis=1).tolist() == [3, 7, 0]
     assert batch["weight"].tolist() == [1.0, 2.0, 0.0]
     assert all(batch[name].dtype == array.dtype for name, array in feature(3, 1.0).items())
+
+
+@pytest.mark.parametrize(
+    ("longest", "to_longest", "width"),
+    [(None, False, 8), (100, False, 8), (7, False, 7), (100, True, 100), (None, True, 8)],
+)
+def test_a_batch_is_no_wider_than_the_model_takes_and_as_wide_on_demand(longest, to_longest, width):
+    features = [feature(3, 1.0), feature(7, 1.0)]
+    batch = collate(features, 2, 9, longest, to_longest=to_longest)
+    assert batch["input_ids"].shape == batch["token_label"].shape == (2, width)
+    assert collate(features, 2, 9, longest)["input_ids"].shape == (2, min(width, 8))
+    assert batch["attention_mask"].sum(axis=1).tolist() == [3, 7]
 
 
 def test_features_of_several_rows_are_padded_on_their_last_axis():
