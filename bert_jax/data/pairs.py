@@ -214,7 +214,7 @@ def _read_plan(path: Path, variants: int, shards: Sequence[Shard]) -> Plan | Non
         if len(counts) != variants or not all(type(count) is int and count > 0 for count in counts):
             return None
         records = np.asarray(map_array(path, RECORD, sum(counts)))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, UserError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, UserError):
         return None
     return Plan(records, counts) if _fits(records, shards) else None
 

@@ -225,15 +225,20 @@ def test_what_a_killed_process_left_of_a_plan_is_removed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("shard", 1), ("sentence", 2**32 - 1), ("a", 0), ("a", 60_000), ("b", 60_000)],
+    [("shard", 1), ("sentence", 2**32 - 1), ("a", 0), ("a", 60_000), ("b", 60_000), ("b", None)],
 )
 def test_a_plan_of_sentences_that_are_not_there_is_made_again(
-    tmp_path: Path, field: str, value: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: int | None
 ) -> None:
+    monkeypatch.setattr("bert_jax.data.pairs._RECORDS", 7)
     shards, data = [shard_of(random_lengths(10, 8))], DataConfig(duplicates=2)
     plan = open_plan(tmp_path, "f", shards, data, 64, 0)
     records = plan.records.copy()
-    records[field][len(records) // 2] = value
+    at = len(records) // 2
+    if value is None:  # one sentence more than there are
+        sentences = len(shards[0].sentences) - 1
+        value = sentences - int(records["sentence"][at]) - int(records["a"][at]) + 1
+    records[field][at] = value
     replace_plan(tmp_path, records, list(plan.counts))
     assert np.array_equal(open_plan(tmp_path, "f", shards, data, 64, 0).records, plan.records)
 
@@ -244,6 +249,18 @@ def test_a_plan_of_other_counts_is_made_again(tmp_path: Path, last: list[int]) -
     shards, data = [shard_of(random_lengths(10, 8))], DataConfig(duplicates=2)
     plan = open_plan(tmp_path, "f", shards, data, 64, 0)
     replace_plan(tmp_path, plan.records, [len(plan.records) - sum(last), *last])
+    assert open_plan(tmp_path, "f", shards, data, 64, 0).counts == plan.counts
+
+
+@pytest.mark.parametrize(
+    "facts", ["[]", "3", "{}", "[" * 100_000, '{"counts": 3}', f'{{"counts": [{2**70}, {2**70}]}}']
+)
+def test_a_plan_whose_facts_are_none_is_made_again(tmp_path: Path, facts: str) -> None:
+    shards, data = [shard_of(random_lengths(10, 8))], DataConfig(duplicates=2)
+    plan = open_plan(tmp_path, "f", shards, data, 64, 0)
+    (path,) = (tmp_path / "pairs").glob("*.json")
+    whole = f', "checksum": "{checksum(path.with_suffix(".npy"))}"}}'
+    path.write_text(facts[:-1] + whole if "counts" in facts else facts)
     assert open_plan(tmp_path, "f", shards, data, 64, 0).counts == plan.counts
 
 
