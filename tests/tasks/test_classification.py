@@ -145,12 +145,23 @@ def test_labels_are_learnt_in_their_order():
     assert learnt("b", "a", labels=("b", "a")).labels == ("b", "a")
 
 
+def test_a_label_that_is_a_number_is_its_text_and_nan_is_none(tmp_path):
+    rows = [{"text": "a", "label": label} for label in (1.5, 2, "nan")]
+    labels = [example.label for example in Classification().read(written(tmp_path, *rows))]
+    assert labels == ["1.5", "2", "nan"]
+    with pytest.raises(UserError, match=r"train\.jsonl:1: column 'label' is empty"):
+        Classification().read(written(tmp_path, {"text": "a", "label": float("nan")}))
+
+
 def test_balanced_weights_are_those_of_scikit_learn():
     labels = ["a"] * 5 + ["b"] * 2 + ["c"]
     task = learnt(*labels, class_weights="balanced")
     names = np.array(["a", "b", "c"])
     expected = compute_class_weight("balanced", classes=names, y=labels)
     np.testing.assert_allclose(task.weights, expected)
+    # A label of which training has no example weighs as if it had one.
+    task = learnt("a", "a", "b", labels=("a", "b", "c"), class_weights="balanced")
+    np.testing.assert_allclose(task.weights, [1 / 2, 1, 1])
     assert learnt(*labels).weights == ()
 
 
@@ -273,6 +284,8 @@ def test_what_cannot_be_learnt_is_told():
         learnt("a", "a", train="t.tsv")
     with pytest.raises(UserError, match=r"f1.*of two labels.*has 3: choose macro_f1"):
         learnt("a", "b", "c", score="f1")
+    assert learnt("a", "b", score="f1").labels == ("a", "b")
+    assert learnt("a", "b", "c", score="accuracy").labels == ("a", "b", "c")
 
 
 def test_the_task_of_a_kind_is_the_class_that_modules_have():

@@ -78,6 +78,27 @@ def test_swag_and_json_lines_say_the_same(tmp_path):
         assert (example.text, example.choices, example.label) == ("a bird.", tuple(choices), "1")
     (test,) = MultipleChoice().read(swag(tmp_path, ROW[:-1], columns=COLUMNS[:-1]), labelled=False)
     assert test.label is None
+    (known,) = MultipleChoice().read(jsonl(tmp_path, row), labelled=False)
+    assert known.label == "1"
+    for label in ("", None):
+        (test,) = MultipleChoice().read(jsonl(tmp_path, row | {"label": label}), labelled=False)
+        assert test.label is None
+        with pytest.raises(UserError, match="label"):
+            MultipleChoice().read(jsonl(tmp_path, row | {"label": label}))
+
+
+def test_endings_are_in_the_order_of_their_numbers(tmp_path):
+    endings = {f"ending{number}": f"it {number}" for number in (10, *range(10))}
+    row = {"sent1": "a", "sent2": "", "label": 10} | endings
+    (example,) = MultipleChoice().read(jsonl(tmp_path, row))
+    assert example.choices == tuple(f"it {number}" for number in range(11))
+
+
+def test_the_choices_of_an_argument_are_as_many_as_were_learnt():
+    task = MultipleChoice(choices=3)
+    assert task.columns == ("context", "choice 0", "choice 1", "choice 2")
+    example = task.example("here", ["a", "b", "c", "d"])
+    assert example == Choice(where="here", text="a", choices=("b", "c", "d"))
 
 
 def test_endings_may_have_no_beginning(tmp_path):

@@ -72,7 +72,9 @@ def test_predictions_and_what_transformers_is_told():
     assert task.model(BertConfig()).labels == 1
 
 
-@pytest.mark.parametrize("value", ["high", "nan", "inf", "1e999", 1e39, True, [1], {}])
+@pytest.mark.parametrize(
+    "value", ["high", "nan", "inf", "1e999", 1e39, -1e39, 10**400, True, [1], {}]
+)
 def test_what_is_no_number_is_told(tmp_path, value):
     with pytest.raises(UserError, match=r"here: column 'score' holds .*: a number is expected"):
         Regression().parse_label(value, "here")
