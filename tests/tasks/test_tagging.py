@@ -203,6 +203,8 @@ def test_both_tags_of_every_type_are_learnt():
         [sentence("a", "b", tags=("B-PER", "O")), sentence("c", tags=("B-A-B",))]
     )
     assert task.labels == ("O", "B-A-B", "I-A-B", "B-PER", "I-PER")
+    given = ("O", "I-PER", "B-PER")
+    assert Tagging(labels=given).learn([sentence("a", tags=("B-PER",))]).labels == given
     fields = task.head_fields()
     assert fields["id2label"]["2"] == "I-A-B"
     assert fields["label2id"]["I-A-B"] == 2
@@ -244,6 +246,8 @@ def test_features_equal_transformers_split_into_words(tokenizer, peer_tokenizer,
     ]
     ours = np.where(feature["token_weights"] > 0, feature["token_labels"], -100)
     assert ours.tolist() == labels
+    assert feature["token_offsets"].shape == (2, len(labels))
+    assert not feature["token_offsets"][:, [0, -1]].any(), "special pieces have no characters"
 
 
 def test_a_piece_has_the_tag_of_its_first_character(tokenizer):
@@ -304,6 +308,8 @@ def test_predictions_tell_tags_probabilities_and_entities(tokenizer):
         ([0, 0, 1], ["B-X", "O"], ["B-X", "I-X", "O"]),  # two characters of a piece
         ([0, 0], ["NN"], ["NN", "NN"]),
         ([0, -1, 1], ["B-X", "I-X"], ["B-X", "I-X", "I-X"]),  # a space in an entity
+        ([0, -1, 1, 2, 2], ["B-X", "I-X", "O"], ["B-X", "I-X", "I-X", "O", "O"]),
+        ([0, 1, -1, -1, 2], ["O", "B-X", "I-X"], ["O", "B-X", "I-X", "I-X", "I-X"]),
         ([0, -1, 1], ["B-X", "B-X"], ["B-X", "O", "B-X"]),  # between two
         ([0, -1, 1], ["B-X", "I-Y"], ["B-X", "O", "I-Y"]),
         ([0, -1, 1], ["O", "I-X"], ["O", "O", "I-X"]),
@@ -341,6 +347,25 @@ def test_what_is_beyond_the_longest_sequence_is_counted_and_outside(tokenizer):
     scores = task.scores(examples, [said])
     assert scores == {"accuracy": 0.5, "f1": 0.0, "precision": 0.0, "recall": 0.0}
     assert task.found(examples, [said]) == {"LOC": Found(2, 1, 0)}
+
+
+def test_units_without_pieces_are_outside_and_not_cut(tokenizer):
+    task = Tagging(labels=ARE_TAGS)
+    tags = ("B-LOC", "O")
+    examples = [sentence("\u200b", "\u0301", tags=tags), sentence("stone", "\u200b", tags=tags)]
+    none, one = oracle(task, examples, task.features(examples, tokenizer))
+    assert (none["predicted"], none["label"]) == (["O", "O"], ["B-LOC", "O"])
+    assert one["predicted"] == ["B-LOC", "O"]
+    assert "cut" not in none | one
+
+
+def test_tags_that_are_not_of_entities_have_none(tokenizer):
+    task = Tagging(labels=("NN", "VB"))
+    examples = [sentence("river", "walks", tags=("NN", "VB"))]
+    (said,) = oracle(task, examples, task.features(examples, tokenizer))
+    assert said["predicted"] == said["label"] == ["NN", "VB"]
+    assert "entities" not in said
+    assert task.scores(examples, [said]) == {"accuracy": 1}
 
 
 def test_right_tags_score_all(tokenizer):
