@@ -444,6 +444,19 @@ def test_files_need_not_name_the_columns_that_the_task_has_names_for(
         assert [answer["text"] for answer in answers] == ["a stone", "the river"]
 
 
+def test_a_model_of_pairs_is_not_asked_of_single_texts(models, objects, tmp_path):
+    model = shutil.copytree(models["classify"], tmp_path / "model")
+    task = Classification(labels=("bad", "fair", "good"), pair_column="pair", max_length=40)
+    (model / "task.json").write_text(json.dumps(task_to_json(task)))
+    (tmp_path / "a.csv").write_text("text,pair,why\na stone,the river,so\n")
+    ask = ("classify", model, f"--input={tmp_path}/a.csv")
+    with pytest.raises(UserError, match=r"--columns=why: .* was fine-tuned on pairs of texts"):
+        objects(*ask, "--columns=why")
+    for more in ([], ["--columns=text,pair"], ["--columns=text", "--pair=the river"]):
+        (answer,) = objects(*ask, *more)
+        assert (answer["text"], answer["pair"]) == ("a stone", "the river")
+
+
 @pytest.mark.parametrize(("command", "cut"), [("classify", True), ("tag", 60 - 38)])
 def test_longer_texts_are_counted(command, cut, models, said, monkeypatch, capsys):
     texts = ["bird " * 60, "a stone"]

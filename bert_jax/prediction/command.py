@@ -106,6 +106,11 @@ def _task(arguments: argparse.Namespace, weights: Weights) -> Task:
         text, *pair = (*given, "pair") if arguments.second else given
         if len(pair) > 1:
             raise UserError(f"--columns={','.join(given)}: classify takes a text, maybe a pair")
+        if task.pair_column and not pair:
+            raise UserError(
+                f"--columns={text}: {weights.source} was fine-tuned on pairs of texts; name the "
+                "column of the second ones too, or give one for all by --pair"
+            )
         task = dataclasses.replace(task, text_column=text, pair_column="".join(pair))
     if isinstance(task, MultipleChoice):
         choices = len(arguments.columns) - 1 if arguments.columns else task.choices
