@@ -364,6 +364,7 @@ def test_vectors_as_arrays(models, objects, said, tmp_path):
         (["embed", "encoder", "a", "--columns=a,b"], "", "embed takes 1: text"),
         (["classify", "classify", "a", "--columns=a,b,c"], "", "a text, maybe a pair"),
         (["classify", "classify", "a", "--output=a.npy"], "", "only embed writes arrays"),
+        (["classify", "classify", "a", "--output=a.jsonl.gz"], "", "are not compressed; leave .gz"),
     ],
 )
 def test_mistakes_are_told(words, stdin, told, models, said):

@@ -58,10 +58,12 @@ def answer(arguments: argparse.Namespace) -> None:
 
 
 def _check_output(arguments: argparse.Namespace) -> None:
-    """Refuse to write where the texts are read from, or an array of what is none."""
+    """Refuse to write where the texts are read from, or in a form that is not written."""
     given, output = arguments.input, arguments.output
     if output and output.suffix == ".npy" and arguments.command != "embed":
         raise UserError(f"--output={output}: only embed writes arrays; name a .jsonl")
+    if output and output.suffix == ".gz":
+        raise UserError(f"--output={output}: answers are not compressed; leave .gz out")
     if given and output and given.exists() and output.exists() and output.samefile(given):
         raise UserError(f"--output={output}: is the file of --input; name another")
 
