@@ -50,6 +50,7 @@ class Classification(TextTask):
         """See `Task.learn`: labels in the order of their names, numbers in that of their values."""
         counts = Counter(example.label for example in examples)
         labels = self.labels or tuple(sorted(counts, key=by_value))
+        check_distinct(labels)
         if len(labels) < 2:
             raise UserError(f"{self.train}: all examples have the label {', '.join(labels)}")
         if self.score == "f1" and len(labels) > 2:
@@ -128,6 +129,12 @@ def _check_weights(weights: Sequence[float], labels: Sequence[str]) -> None:
     # No comparison holds of NaN.
     if not all(0 < weight <= FLOAT32_MAX for weight in weights):
         raise UserError(f"config.task.weights={tuple(weights)}: must be above 0 and finite")
+
+
+def check_distinct(labels: Sequence[str]) -> None:
+    """Refuse labels of which one is there twice: it would have two outputs, one of them idle."""
+    if twice := [label for label, times in Counter(labels).items() if times > 1]:
+        raise UserError(f"config.task.labels has {twice[0]!r} twice; give each label once")
 
 
 def by_value(label: str) -> tuple[int, float, str]:

@@ -12,7 +12,7 @@ import optax
 from bert_jax.config import BertConfig, setting
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForSequenceClassification
-from bert_jax.tasks.classification import by_value, label_fields
+from bert_jax.tasks.classification import by_value, check_distinct, label_fields
 from bert_jax.tasks.task import Feature, Metrics
 from bert_jax.tasks.texts import Labelled, TextTask
 
@@ -63,6 +63,7 @@ class MultiLabel(TextTask):
         labels = self.labels or tuple(learnt)
         if not labels:
             raise UserError(f"{self.train}: no example has a label")
+        check_distinct(labels)
         return dataclasses.replace(self, labels=labels)
 
     def check(self, examples: Sequence[Labelled]) -> None:

@@ -22,6 +22,7 @@ from bert_jax.config import BertConfig, setting
 from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForTokenClassification
+from bert_jax.tasks.classification import check_distinct
 from bert_jax.tasks.columns import Columns, read_sentences
 from bert_jax.tasks.entities import (
     OUTSIDE,
@@ -112,7 +113,9 @@ class Tagging(Task):
 
     def learn(self, examples: Sequence[Tagged]) -> Self:
         """See `Task.learn`: O, then B and I of each type by name; other tags by name."""
-        seen = {tag for example in examples for tag in example.tags or ()}
+        check_distinct(self.labels)
+        # What is known already counts too: all sentences with entities may be held out.
+        seen = {*self.labels, *(tag for example in examples for tag in example.tags or ())}
         if self.score != "accuracy" and not are_of_entities(seen):
             raise UserError(
                 f"config.task.score={self.score!r} is of entities, which have tags such as B-PER, "

@@ -23,6 +23,7 @@ from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.registry import task_from_json, task_to_json, tasks
 from bert_jax.tasks.regression import Regression
 from bert_jax.tasks.sequences import encode
+from bert_jax.tasks.tagging import Tagging
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,12 @@ def test_labels_are_learnt_in_their_order():
     for labels in itertools.permutations(["10", "nan", "9", "x"]):
         assert learnt(*labels).labels == ("9", "10", "nan", "x")
     assert learnt("b", "a", labels=("b", "a")).labels == ("b", "a")
+
+
+@pytest.mark.parametrize("kind", [Classification, MultiLabel, Tagging])
+def test_a_label_that_is_given_twice_is_refused(kind):
+    with pytest.raises(UserError, match=r"config\.task\.labels has 'B-A' twice"):
+        kind(labels=("O", "B-A", "B-A")).learn([Labelled(where="", text="", label="O")])
 
 
 def test_a_label_that_is_a_number_is_its_text_and_nan_is_none(tmp_path):

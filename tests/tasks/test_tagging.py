@@ -211,6 +211,12 @@ def test_both_tags_of_every_type_are_learnt():
     assert task_from_json(json.loads(json.dumps(task_to_json(task))), "task.json") == task
 
 
+def test_all_sentences_with_entities_may_be_held_out():
+    entity, other = sentence("a", tags=("B-PER",)), sentence("b", tags=("O",))
+    task = Tagging().learn([entity, other])
+    assert task.learn([other]) == task
+
+
 def test_other_tags_are_scored_by_accuracy():
     examples = [sentence("a", "b", tags=("VB", "NN"))]
     assert Tagging(score="accuracy").learn(examples).labels == ("NN", "VB")
