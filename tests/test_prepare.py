@@ -20,7 +20,7 @@ from bert_jax.data import corpus as corpus_module
 from bert_jax.data import preparation
 from bert_jax.data.preparation import choose_sides
 from bert_jax.data.shards import open_shards, read_manifest
-from bert_jax.data.tokenization import load_tokenizer
+from bert_jax.data.tokenization import load_tokenizer, train_tokenizer
 from bert_jax.data.units import DROPPED, HELDOUT, TRAIN
 from bert_jax.errors import UserError
 from bert_jax.prepare import default_directory, prepare
@@ -152,6 +152,19 @@ def test_just_enough_documents(tmp_path: Path) -> None:
     manifest = prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
     assert manifest.splits["heldout"].documents == 2
     assert manifest.splits["train"].documents == 2
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_a_vocabulary_of_lower_case_keeps_no_capitals(tmp_path: Path, kind: str) -> None:
+    """Its own rules count, and what is asked against them is not passed over."""
+    documents = make_documents(40)
+    sentences = itertools.chain.from_iterable(documents)
+    train_tokenizer(kind, sentences, 100, lowercase=True).save(tmp_path / "vocab")
+    corpus = write_lines(tmp_path / "corpus.txt", documents)
+    corpus.vocab, corpus.lowercase = str(tmp_path / "vocab"), False
+    with pytest.raises(UserError, match="says itself that text is put in lower case"):
+        prepare(corpus, VOCAB_SIZE, tmp_path / "out", workers=1, progress=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_output_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

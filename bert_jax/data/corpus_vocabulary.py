@@ -52,8 +52,18 @@ def digest(new: list[str]) -> str | None:
 
 
 def given_vocabulary(corpus: CorpusConfig, new: list[str]) -> Tokenizer:
-    """What `corpus.vocab` names, with its new tokens."""
+    """What `corpus.vocab` names, with its new tokens.
+
+    Raises:
+      UserError: as `load_tokenizer`; or its own rules put text in lower case, which the corpus is
+        not to be.
+    """
     tokenizer = load_tokenizer(corpus.vocab, lowercase=None if corpus.lowercase else False)
+    if tokenizer.lowercases and not corpus.lowercase:
+        raise UserError(
+            f"{corpus.vocab}: says itself that text is put in lower case; leave lowercase=False "
+            "(--no-lowercase) out, or give a cased vocabulary"
+        )
     return tokenizer.extended(new) if new else tokenizer
 
 

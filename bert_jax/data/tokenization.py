@@ -102,6 +102,12 @@ class Tokenizer:
         content = json.dumps([settings, added, names], sort_keys=True)
         self.digest = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
+    @property
+    def lowercases(self) -> bool:
+        """Whether text is put in lower case before it is cut."""
+        normalizer = self._encoder.normalizer
+        return normalizer is not None and "a" in normalizer.normalize_str("A")
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text, int32 [its pieces], without [CLS] and [SEP].
 
