@@ -6,6 +6,7 @@ missing, left over or dropped is listed.
 
 import dataclasses
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -71,6 +72,8 @@ def main() -> None:
         raise UserError(f"--max_position_embeddings={length}: must be at least 1")
     destination = Path(arguments.destination)
     _check_destination(destination)
+    # As Ctrl-C: what is half written beside the destination, as large as the model, goes.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         weights = load_weights(arguments.source)
         if length is not None:

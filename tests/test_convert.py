@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,12 @@ import torch
 from peer_models import peer, save_peer
 from safetensors.torch import load_file, save_file
 
+from bert_jax import convert as command
 from bert_jax.convert import convert
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
 from bert_jax.interop.load import reduced
+from bert_jax.interop.weights import Weights
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.registry import load_task, task_to_json
 
@@ -174,3 +177,25 @@ def test_the_help_teaches_with_examples():
     assert result.returncode == 0
     for said in ("--to=bert_jax", "uncased_L-12_H-768_A-12", "--max_position_embeddings", "hub"):
         assert said in result.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing_half_written(number, source, tmp_path, monkeypatch, capsys):
+    def write(weights: Weights, directory: Path, dtype: str) -> Weights:
+        (directory / "model.safetensors").write_text("half")
+        signal.raise_signal(number)
+        return weights
+
+    before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setitem(command._FORMS, "hf", write)
+    monkeypatch.setattr(sys, "argv", ["convert", str(source), str(tmp_path / "ours"), "--to=hf"])
+    try:
+        with pytest.raises(SystemExit) as end:
+            command.main()
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "\nstopped; nothing was written\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
