@@ -22,7 +22,18 @@ from bert_jax.errors import UserError, first_line
 # data_parallel_opt_different_sized_ops: defaults of today's compiler, or for other programs. Left
 # out, for it makes it worse: scoped_vmem_limit_kib=65536 leaves less for prefetching, and a
 # two-layer step takes 0.3 % more cycles by the compiler's estimate and 15 % more memory.
+_APART: dict[str, str | bool] = {
+    # Else the compiler makes a product part of the one that reads it, libtpu 0.0.42 for v6e alone,
+    # three deep in attention's gradient at length 512: that computes the scores anew (1.6 % more
+    # FLOPs in `base`) and in `base_fast` nests deeper than the compiler's own stack. libtpu 0.0.50
+    # does it for v4, v5e and v5p as well, and in `base_fast` at 128 meets a case that it cannot
+    # emit. Either way its process ends. By `plan`, steps of v6e without it are between 0.6 %
+    # shorter (`base` at 128, 4 a chip) and 3.6 % longer (at 512, 16 a chip).
+    "xla_tpu_dot_dot_fusion": False,
+}
 DEFAULTS: dict[str, dict[str, str | bool]] = {
+    "TPU v4": _APART,
+    "TPU v5": _APART,
     "TPU v5 lite": {
         # Gradients are summed over the data-parallel devices while other work goes on: the sum for
         # the embedding table, the largest, becomes a part of fusions that compute. Without both
@@ -31,15 +42,9 @@ DEFAULTS: dict[str, dict[str, str | bool]] = {
         # nothing on a v6e.
         "xla_enable_async_all_reduce": True,
         "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+        **_APART,
     },
-    "TPU v6 lite": {
-        # For this chip alone libtpu 0.0.42 makes a product part of the one that reads it, three
-        # deep in attention's gradient at length 512. That computes the scores anew (1.6 % more
-        # FLOPs in `base`) and in `base_fast` nests deeper than the compiler's own stack: its
-        # process ends. By `plan`, steps without it are between 0.6 % shorter (`base` at 128, 4 a
-        # chip) and 3.6 % longer (at 512, 16 a chip).
-        "xla_tpu_dot_dot_fusion": False,
-    },
+    "TPU v6 lite": _APART,
 }
 _BOOLEANS = {"true": True, "false": False}
 

@@ -24,9 +24,9 @@ def mesh() -> Mesh:
 @pytest.mark.parametrize(
     ("topology", "expected"),
     [
-        ("v4:2x2x1", {}),
+        ("v4:2x2x1", {"xla_tpu_dot_dot_fusion": False}),
         ("v5e:2x2", DEFAULTS["TPU v5 lite"]),
-        ("v5p:2x2x1", {}),
+        ("v5p:2x2x1", {"xla_tpu_dot_dot_fusion": False}),
         ("v6e:2x2", DEFAULTS["TPU v6 lite"]),
     ],
 )
@@ -39,8 +39,8 @@ def test_the_tpu_s_compiler_takes_ours(topology, expected):
 def test_the_user_s_go_before_ours_which_can_be_taken_away():
     mesh = tpu_mesh("v5e:2x2")
     ours = DEFAULTS["TPU v5 lite"]
-    first, second = ours
-    given = f"{first}=false, xla_tpu_rwb_fusion=true,{second}="
+    first, second, third = ours
+    given = f"{first}=false, xla_tpu_rwb_fusion=true,{second}=,{third}="
     check_xla_options(given, mesh)
     options = compiler_options(given, mesh)
     assert options == {first: False, "xla_tpu_rwb_fusion": True}
