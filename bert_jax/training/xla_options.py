@@ -11,6 +11,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.errors import UserError, first_line
 
+_APART: dict[str, str | bool] = {
+    # Else the compiler makes a product part of the one that reads it, libtpu 0.0.42 for v6e alone,
+    # three deep in attention's gradient at length 512: that computes the scores anew (1.6 % more
+    # FLOPs in `base`) and in `base_fast` nests deeper than the compiler's own stack. libtpu 0.0.50
+    # does it for v4, v5e and v5p as well, and in `base_fast` at 128 meets a case that it cannot
+    # emit. Either way its process ends. By `plan`, steps of v6e without it are between 0.6 %
+    # shorter (`base` at 128, 4 a chip) and 3.6 % longer (at 512, 16 a chip).
+    "xla_tpu_dot_dot_fusion": False,
+}
 # By `jax.Device.device_kind`. These are candidates that public TPU codebases set (MaxText's
 # benchmarks/xla_flags_library.py, Levanter's launch scripts); each was compiled with the step for
 # v5e:2x2, data parallel or FSDP, by the libtpu that jax 0.10.2 pins. Kept is what changes the
@@ -22,15 +31,6 @@ from bert_jax.errors import UserError, first_line
 # data_parallel_opt_different_sized_ops: defaults of today's compiler, or for other programs. Left
 # out, for it makes it worse: scoped_vmem_limit_kib=65536 leaves less for prefetching, and a
 # two-layer step takes 0.3 % more cycles by the compiler's estimate and 15 % more memory.
-_APART: dict[str, str | bool] = {
-    # Else the compiler makes a product part of the one that reads it, libtpu 0.0.42 for v6e alone,
-    # three deep in attention's gradient at length 512: that computes the scores anew (1.6 % more
-    # FLOPs in `base`) and in `base_fast` nests deeper than the compiler's own stack. libtpu 0.0.50
-    # does it for v4, v5e and v5p as well, and in `base_fast` at 128 meets a case that it cannot
-    # emit. Either way its process ends. By `plan`, steps of v6e without it are between 0.6 %
-    # shorter (`base` at 128, 4 a chip) and 3.6 % longer (at 512, 16 a chip).
-    "xla_tpu_dot_dot_fusion": False,
-}
 DEFAULTS: dict[str, dict[str, str | bool]] = {
     "TPU v4": _APART,
     "TPU v5": _APART,
