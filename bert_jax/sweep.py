@@ -238,8 +238,8 @@ def _digest_of_model(source: str) -> str:
       UserError: there is none, or it is damaged.
     """
     weights = load_weights(source)
-    pieces = weights.tokenizer.pieces if weights.tokenizer else []
-    digest = hashlib.blake2b(json.dumps([dataclasses.asdict(weights.config), *pieces]).encode())
+    vocabulary = weights.tokenizer.digest if weights.tokenizer else None
+    digest = hashlib.blake2b(json.dumps([dataclasses.asdict(weights.config), vocabulary]).encode())
     for name, tensor in sorted(weights.tensors.items()):
         digest.update(name.encode() + tensor.read().tobytes())
     return digest.hexdigest()
