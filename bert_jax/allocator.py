@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 
+from bert_jax.training.stopping import SIGNALS
+
 SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
@@ -17,7 +19,6 @@ SETTINGS = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 _OFF = "BERT_JAX_ALLOCATOR"
-_HELD = (signal.SIGINT, signal.SIGTERM)
 
 
 def restart_with_allocator() -> None:
@@ -27,7 +28,7 @@ def restart_with_allocator() -> None:
     stays; BERT_JAX_ALLOCATOR=default leaves all as they are. A signal that comes meanwhile waits
     until the new process calls this.
     """
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if sys.platform != "linux" or os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
         return
     missing = {name: value for name, value in SETTINGS.items() if name not in os.environ}
@@ -39,5 +40,5 @@ def restart_with_allocator() -> None:
         flush=True,
     )
     # Both blocks and what they hold back outlive `execve`, which the handlers of signals do not.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | missing)

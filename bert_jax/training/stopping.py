@@ -9,18 +9,18 @@ from types import FrameType
 # EX_TEMPFAIL of sysexits.h: try again later, unlike a failure (1) or bad usage (2).
 RESUME_EXIT_CODE = 75
 STOPPED = "stopped; the same command goes on from here"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def exit_at_signals() -> None:
     """While the program starts, end it at once where one comes: there is nothing to lose yet."""
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, _exit)
 
 
 def ignore_signals() -> None:
     """Let none disturb the end of the process: all is saved."""
-    for number in _SIGNALS:
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
