@@ -16,7 +16,6 @@ Scores are of keys times queries, [M, Q]. So softmax reduces over registers and 
 of one, and two of the three sums over queries in the backward pass need no transposed operand.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -30,32 +29,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
-from bert_jax.models.dropout import kept, part_of_mesh, row_bits, row_states
+from bert_jax.models.dropout import kept, row_bits, row_states
+from bert_jax.models.kernels import (
+    LANES,
+    KernelSettings,
+    on_each_device,
+    padded_ids,
+    place_of,
+    summed,
+)
 
-LANES = 128
 # Positions of a step. A step costs about a third of a microsecond whatever it does; one sequence
 # of 128 and two heads are no more than that on a v5e. In all 512 x 512 scores of a head, 1 MiB in
 # float32, of which the backward pass has some six: a kernel may have 16 MiB there.
 _POSITIONS = 512
-
-
-@dataclasses.dataclass(frozen=True)
-class _Settings:
-    """What a kernel must know that the shapes on its device do not tell.
-
-    Attributes:
-      heads: of the model, on all devices.
-      width: of a head.
-      length: of a sequence before it is padded.
-      rate: of dropout.
-      interpret: see `pallas_attention`.
-    """
-
-    heads: int
-    width: int
-    length: int
-    rate: float
-    interpret: bool
 
 
 def pallas_attention(
@@ -92,16 +79,8 @@ def pallas_attention(
     length, features = query.shape[1:]
     padding = -length % LANES
     operands = (jnp.pad(array, ((0, 0), (0, padding), (0, 0))) for array in (query, key, value))
-    keys_BL = segment_ids
-    if keys_BL is None:
-        assert attention_mask is not None
-        attended_BL = (attention_mask > 0) | ~jnp.any(attention_mask > 0, axis=1, keepdims=True)
-        keys_BL = attended_BL.astype(jnp.int32)
-    keys_BL = jnp.pad(keys_BL, ((0, 0), (0, padding)))
-    # Unpacked, queries are all of segment 1, as are the keys to attend to: what padding asks for
-    # is computed like the rest, as in plain attention, and nobody reads it.
-    queries_BL = jnp.ones_like(keys_BL) if segment_ids is None else keys_BL
-    settings = _Settings(
+    queries_BL, keys_BL = padded_ids(attention_mask, segment_ids)
+    settings = KernelSettings(
         heads=heads,
         width=features // heads,
         length=length,
@@ -115,24 +94,16 @@ def pallas_attention(
         seed: jax.Array, queries: jax.Array, keys: jax.Array, *operands: jax.Array
     ) -> jax.Array:
         batch, _, features = operands[0].shape
-        row = part_of_mesh(spec[0]) * batch
-        head = part_of_mesh(spec[2]) * (features // settings.width)
-        return _attend(settings, *operands, queries, keys, jnp.stack([*seed, row, head]))
+        place = place_of(seed, (spec[0], batch), (spec[2], features // settings.width))
+        return _attend(settings, *operands, queries, keys, place)
 
-    attend: Any = of_a_device
-    if not jax.sharding.get_abstract_mesh().empty:
-        ids = PartitionSpec(spec[0])
-        attend = jax.shard_map(
-            of_a_device,
-            in_specs=(PartitionSpec(), ids, ids, spec, spec, spec),
-            out_specs=spec,
-            check_vma=False,  # kernels do not say over which axes their outputs vary
-        )
+    ids = PartitionSpec(spec[0])
+    attend = on_each_device(of_a_device, (PartitionSpec(), ids, ids, spec, spec, spec), spec)
     return attend(seed, queries_BL, keys_BL, *operands)[:, :length]
 
 
 def _forward_kernel(
-    settings: _Settings,
+    settings: KernelSettings,
     place_ref: Any,
     query_ref: Any,
     key_ref: Any,
@@ -148,14 +119,14 @@ def _forward_kernel(
         context = jnp.zeros(query.shape, jnp.float32)
         for head in range(query.shape[1] // settings.width):
             only = functools.partial(_only, settings, head)
-            probs_MQ = _probabilities(_dot(key, only(query), 1, 1), allowed_MQ)
+            probs_MQ = _probabilities(summed(key, only(query), 1, 1), allowed_MQ)
             kept_MQ = _dropout(settings, row, head, place_ref, query_ref)(probs_MQ)
-            context += _dot(kept_MQ.astype(value.dtype), only(value), 0, 0)
+            context += summed(kept_MQ.astype(value.dtype), only(value), 0, 0)
         context_ref[row] = (context / (1 - settings.rate)).astype(context_ref.dtype)
 
 
 def _backward_kernel(
-    settings: _Settings,
+    settings: KernelSettings,
     place_ref: Any,
     query_ref: Any,
     key_ref: Any,
@@ -184,14 +155,14 @@ def _backward_kernel(
         query_sum = jnp.zeros(query.shape, jnp.float32)
         for head in range(query.shape[1] // settings.width):
             only = functools.partial(_only, settings, head)
-            probs_MQ = _probabilities(_dot(key, only(query), 1, 1), allowed_MQ)
+            probs_MQ = _probabilities(summed(key, only(query), 1, 1), allowed_MQ)
             drop = _dropout(settings, row, head, place_ref, query_ref)
-            weighted_MQ = probs_MQ * drop(_dot(value, only(gradient), 1, 1))
+            weighted_MQ = probs_MQ * drop(summed(value, only(gradient), 1, 1))
             scores_gradient_MQ = weighted_MQ - probs_MQ * weighted_MQ.sum(axis=0, keepdims=True)
             scores_gradient_MQ = scores_gradient_MQ.astype(query.dtype)
-            value_sum_ref[row] += _dot(drop(probs_MQ).astype(query.dtype), only(gradient), 1, 0)
-            key_sum_ref[row] += _dot(scores_gradient_MQ, only(query), 1, 0)
-            query_sum += _dot(scores_gradient_MQ, only(key), 0, 0)
+            value_sum_ref[row] += summed(drop(probs_MQ).astype(query.dtype), only(gradient), 1, 0)
+            key_sum_ref[row] += summed(scores_gradient_MQ, only(query), 1, 0)
+            query_sum += summed(scores_gradient_MQ, only(key), 0, 0)
         query_gradient_ref[row] = (query_sum * scale).astype(query_gradient_ref.dtype)
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
@@ -200,16 +171,10 @@ def _backward_kernel(
         value_gradient_ref[...] = value_sum_ref[...].astype(value_gradient_ref.dtype)
 
 
-def _only(settings: _Settings, head: int, block: jax.Array) -> jax.Array:
+def _only(settings: KernelSettings, head: int, block: jax.Array) -> jax.Array:
     """[positions, W] with zeros in the lanes of other heads."""
     lane = lax.broadcasted_iota(jnp.int32, (1, block.shape[1]), 1)
     return jnp.where(lane // settings.width == head, block, 0)
-
-
-def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
-    """Sum over an axis of each, in float32."""
-    axes = (((left_axis,), (right_axis,)), ((), ()))
-    return lax.dot_general(left, right, axes, preferred_element_type=jnp.float32)
 
 
 def _probabilities(scores: jax.Array, allowed: jax.Array) -> jax.Array:
@@ -219,7 +184,7 @@ def _probabilities(scores: jax.Array, allowed: jax.Array) -> jax.Array:
 
 
 def _dropout(
-    settings: _Settings, row: int, head: int, place_ref: Any, query_ref: Any
+    settings: KernelSettings, row: int, head: int, place_ref: Any, query_ref: Any
 ) -> Callable[[jax.Array], jax.Array]:
     """What sets dropped elements of [M, Q] to zero, for a row and a head of a step."""
     if not settings.rate:
@@ -249,7 +214,7 @@ def _along(axis: int, size: int) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    settings: _Settings,
+    settings: KernelSettings,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -267,12 +232,14 @@ def _attend(
     return _attend_forward(settings, query, key, value, queries, keys, place)[0]
 
 
-def _attend_forward(settings: _Settings, *operands: jax.Array):
+def _attend_forward(settings: KernelSettings, *operands: jax.Array):
     (context,) = _run(_forward_kernel, settings, operands)
     return context, operands
 
 
-def _attend_backward(settings: _Settings, operands: tuple[jax.Array, ...], gradient: jax.Array):
+def _attend_backward(
+    settings: KernelSettings, operands: tuple[jax.Array, ...], gradient: jax.Array
+):
     return *_run(_backward_kernel, settings, operands, gradient), None, None, None
 
 
@@ -280,7 +247,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _run(
-    kernel: Any, settings: _Settings, operands: tuple[jax.Array, ...], *gradient: jax.Array
+    kernel: Any, settings: KernelSettings, operands: tuple[jax.Array, ...], *gradient: jax.Array
 ) -> list[jax.Array]:
     """One of the kernels, over rows, heads and blocks of queries.
 
