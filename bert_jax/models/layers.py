@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from bert_jax.config import BertConfig
 from bert_jax.models.devices import device_platform, part_count
 from bert_jax.models.dropout import Draw, hardware_bits, random_bits
-from bert_jax.models.products import gradient_specs, product, product_apart
+from bert_jax.models.products import gradient_specs, multiply, product_apart, result_dtype
 
 # The name under which remat="dots" keeps the results of products with weights.
 PROJECTION = "projection"
@@ -103,11 +103,15 @@ class LayerNorm(nn.Module):
     config: BertConfig
 
     @nn.compact
+    def weights(self, width: int) -> tuple[jax.Array, jax.Array]:
+        """Scale and bias, [D]."""
+        scale = self.param("scale", constant(1, ("embed",)), (width,))
+        return scale, self.param("bias", constant(0, ("embed",)), (width,))
+
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """[..., D] to [..., D]."""
-        c, axes, shape = self.config, ("embed",), inputs.shape[-1:]
-        scale = self.param("scale", constant(1, axes), shape)
-        bias = self.param("bias", constant(0, axes), shape)
+        c = self.config
+        scale, bias = self.weights(inputs.shape[-1])
         return normalized(c.layer_norm_eps, c.dtype, inputs, scale, bias)
 
 
@@ -116,13 +120,18 @@ def activation(config: BertConfig, inputs: jax.Array) -> jax.Array:
     return _activation(config.hidden_act, inputs)
 
 
+_ACTIVATIONS = {
+    "gelu_new": functools.partial(nn.gelu, approximate=True),
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "relu": nn.relu,
+}
+
+
 def _activated(name: str, inputs: jax.Array) -> jax.Array:
-    function = {
-        "gelu_new": functools.partial(nn.gelu, approximate=True),
-        "gelu": functools.partial(nn.gelu, approximate=False),
-        "relu": nn.relu,
-    }[name]
-    return function(inputs.astype(jnp.float32)).astype(inputs.dtype)
+    if device_platform() == "gpu" and name == "gelu_new":
+        # cuBLAS does that in float32, with the product, where XLA finds it written in one dtype.
+        return _ACTIVATIONS[name](inputs)
+    return _ACTIVATIONS[name](inputs.astype(jnp.float32)).astype(inputs.dtype)
 
 
 def _activated_forward(name: str, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -130,8 +139,12 @@ def _activated_forward(name: str, inputs: jax.Array) -> tuple[jax.Array, jax.Arr
 
 
 def _activated_backward(name: str, inputs: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-    _, pull = jax.vjp(functools.partial(_activated, name), inputs)
-    return pull(gradient)
+    if device_platform() == "gpu":
+        # Else XLA finds the forward pass's tanh again, and keeps it for here in float32.
+        inputs = lax.optimization_barrier(inputs)
+    _, pull = jax.vjp(_ACTIVATIONS[name], inputs.astype(jnp.float32))
+    (inputs_gradient,) = pull(gradient.astype(jnp.float32))
+    return (inputs_gradient.astype(inputs.dtype),)
 
 
 # Its backward pass begins with the inputs again. Automatic differentiation would keep four float32
@@ -175,10 +188,14 @@ def _projected(
     to be added up over devices: the sum has the dtype of what is summed. The inputs' gradients are
     added up before they are cast, so that tensor parallelism sends their sum alone.
     """
+    multiplied = functools.partial(_multiplied, _merged(spec), config)
     return tuple(
-        product(_merged(spec), config.dtype, inputs, _operand(spec, config, axes, inputs, kernel))
-        for kernel in kernels
+        multiplied(inputs, _operand(spec, config, axes, inputs, kernel)) for kernel in kernels
     )
+
+
+def _multiplied(spec: str, config: BertConfig, left: jax.Array, right: jax.Array) -> jax.Array:
+    return multiply(spec, config.dtype, left, right, result_dtype(config.dtype))
 
 
 def _merged(spec: str) -> str:
@@ -215,7 +232,7 @@ def _projected_backward(
     inputs_gradient = functools.reduce(
         jnp.add,
         (
-            product(of_inputs, config.dtype, gradient, _operand(spec, config, axes, inputs, kernel))
+            _multiplied(of_inputs, config, gradient, _operand(spec, config, axes, inputs, kernel))
             for gradient, kernel in zip(gradients, kernels, strict=True)
         ),
     )
@@ -287,11 +304,63 @@ def project(inputs: jax.Array, projections: Sequence[Projection]) -> list[jax.Ar
     outputs = projected(first.spec, config, first.axes, inputs, kernels)
     return [
         checkpoint_name(
-            (output + bias.reshape(*bias.shape[: output.ndim - 1], -1)).astype(config.dtype),
+            _biased(config.dtype, output, bias.reshape(*bias.shape[: output.ndim - 1], -1)),
             PROJECTION,
         )
         for output, bias in zip(outputs, biases, strict=True)
     ]
+
+
+def project_unbiased(inputs: jax.Array, projection: Projection) -> tuple[jax.Array, jax.Array]:
+    """What a projection makes of inputs before its bias is added, of compute dtype; the bias."""
+    config = projection.config
+    kernel, bias = projection.weights()
+    (output,) = projected(projection.spec, config, projection.axes, inputs, (kernel,))
+    return checkpoint_name(output.astype(config.dtype), PROJECTION), bias.reshape(-1)
+
+
+def project_stacked(inputs: jax.Array, projections: Sequence[Projection]) -> jax.Array:
+    """What C projections to heads, alike but for their weights, make of inputs as one product.
+
+    Returns:
+      [B, L, H, C * K] of compute dtype.
+    """
+    config, axes = projections[0].config, projections[0].axes
+    kernels, biases = zip(*(projection.weights() for projection in projections), strict=True)
+    kernel = jnp.concatenate(kernels, axis=-1)
+    heads, width = kernel.shape[1:]
+    bias = jnp.concatenate([bias.reshape(heads, -1) for bias in biases], axis=-1)
+    (output,) = projected("BLD,D(HK)->BL(HK)", config, axes, inputs, (kernel,))
+    output = _biased(config.dtype, output, bias.reshape(-1))
+    return checkpoint_name(output.reshape(*output.shape[:2], heads, width), PROJECTION)
+
+
+def _biased(dtype: str, output: jax.Array, bias: jax.Array) -> jax.Array:
+    """A product plus its bias in `dtype`."""
+    if device_platform() == "gpu":
+        return _added(output.astype(dtype), bias)
+    return (output + bias).astype(dtype)
+
+
+@jax.custom_vjp
+def _added(output: jax.Array, bias: jax.Array) -> jax.Array:
+    """output + bias in the dtype of `output`: cuBLAS does that, in float32, with the product.
+
+    The bias's gradient is summed in float32.
+    """
+    return output + bias.astype(output.dtype)
+
+
+def _added_forward(output: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _added(output, bias), bias
+
+
+def _added_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    _, pull = jax.vjp(lambda bias: jnp.broadcast_to(bias, gradient.shape), bias)
+    return gradient, pull(gradient.astype(jnp.float32))[0]
+
+
+_added.defvjp(_added_forward, _added_backward)
 
 
 def at_positions(hidden: jax.Array, positions: jax.Array) -> jax.Array:

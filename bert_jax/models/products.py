@@ -9,6 +9,32 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from bert_jax.models.devices import device_platform
 
 
+def result_dtype(dtype: str) -> str:
+    """In which what a library multiplies in `dtype`, and sums in float32, is best written.
+
+    On a GPU in `dtype`: twice the bytes for the same sums cost more than the rounding tells.
+    """
+    return dtype if device_platform() == "gpu" else "float32"
+
+
+def multiply(spec: str, dtype: str, left: jax.Array, right: jax.Array, result: str) -> jax.Array:
+    """Two-operand einsum on operands of `dtype`, accumulated in float32, of dtype `result`."""
+    operands, out = spec.split("->")
+    batch, of_left, of_right, _ = _roles(spec)
+    # As one product gives it: the left operand's rows come first. Left to `jnp.einsum`,
+    # BLD,DHK->BHLK is a product of rows HK and columns BL, whose operand and result XLA transposes
+    # element by element on a CPU; of BLHK it moves whole rows of K.
+    swapped = batch + of_right + of_left
+    ordered = out if out == swapped else batch + of_left + of_right
+    multiplied = jnp.einsum(
+        f"{operands}->{ordered}",
+        left.astype(dtype),
+        right.astype(dtype),
+        preferred_element_type=jnp.dtype(result),
+    )
+    return jnp.einsum(f"{ordered}->{out}", multiplied)
+
+
 def _product(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
     """Two-operand einsum on operands of `dtype`, accumulated and returned in float32.
 
@@ -18,20 +44,7 @@ def _product(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Ar
     Args:
       spec: an einsum in which each index of an operand is in the other operand or in the output.
     """
-    operands, out = spec.split("->")
-    batch, of_left, of_right, _ = _roles(spec)
-    # As one product gives it: the left operand's rows come first. Left to `jnp.einsum`,
-    # BLD,DHK->BHLK is a product of rows HK and columns BL, whose operand and result XLA transposes
-    # element by element on a CPU; of BLHK it moves whole rows of K.
-    swapped = batch + of_right + of_left
-    ordered = out if out == swapped else batch + of_left + of_right
-    result = jnp.einsum(
-        f"{operands}->{ordered}",
-        left.astype(dtype),
-        right.astype(dtype),
-        preferred_element_type=jnp.float32,
-    )
-    return jnp.einsum(f"{ordered}->{out}", result)
+    return multiply(spec, dtype, left, right, "float32")
 
 
 def _roles(spec: str) -> tuple[str, str, str, str]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from bert_jax.models.devices import device_platform
 from bert_jax.models.layers import sum_of_rows
 
 Batch = Mapping[str, jax.Array]
@@ -106,10 +107,17 @@ def _cross_entropy_forward(scores: jax.Array, bias: jax.Array, labels: jax.Array
     total = exponentials.sum(-1, keepdims=True)
     losses = jnp.log(total) + largest - label_logits
     outputs = losses[..., 0], (label_logits >= largest)[..., 0]
+    if device_platform() == "gpu":  # which computes exponentials again sooner than it reads them
+        return outputs, (scores, bias, jnp.log(total) + largest, labels)
     return outputs, (exponentials, total, labels)
 
 
 def _cross_entropy_backward(residuals: tuple[jax.Array, ...], gradients: tuple[jax.Array, ...]):
+    if device_platform() == "gpu":
+        scores, bias, denominators, labels = residuals
+        at_label = jax.lax.broadcasted_iota(labels.dtype, scores.shape, scores.ndim - 1) == labels
+        gradient = (jnp.exp(scores + bias - denominators) - at_label) * gradients[0][..., None]
+        return gradient, sum_of_rows(gradient, jnp.ones(labels.shape)), None
     exponentials, total, labels = residuals
     scale = gradients[0][..., None] / total
     # (probabilities - 1 at the label) times `total`.

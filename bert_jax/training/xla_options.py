@@ -46,6 +46,14 @@ DEFAULTS: dict[str, dict[str, str | bool]] = {
     },
     "TPU v6 lite": _APART,
 }
+_GPU: dict[str, str | bool] = {
+    # Else XLA takes a cast to bfloat16 that is cast back away, and with it what it was for: it
+    # writes float32 arrays, of the widest shape there is, for the gradients of biases to read.
+    "xla_allow_excess_precision": False,
+    # cuBLAS adds a bias or another array to a product, and applies GELU, before it writes it.
+    # XLA's own kernels are as fast as its products, but are chosen before that is known.
+    "xla_gpu_enable_triton_gemm": False,
+}
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -59,7 +67,8 @@ def compiler_options(overrides: str, mesh: Mesh) -> dict[str, str | bool]:
     Raises:
       UserError: `overrides` is not of that form.
     """
-    options = dict(DEFAULTS.get(mesh.devices.flat[0].device_kind, {}))
+    device = mesh.devices.flat[0]
+    options = dict(_GPU if device.platform == "gpu" else DEFAULTS.get(device.device_kind, {}))
     for setting in filter(None, overrides.split(",")):
         name, equals, value = (part.strip() for part in setting.partition("="))
         if not name or not equals:

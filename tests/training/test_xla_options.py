@@ -1,6 +1,11 @@
 """The compiler's options of a training step: ours, the user's, and those that it does not take."""
 
+import types
+from typing import Any
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
@@ -48,6 +53,15 @@ def test_the_user_s_go_before_ours_which_can_be_taken_away():
         check_xla_options("xla_tpu_nosuch=true", mesh)
     with pytest.raises(UserError, match="xla_tpu_scoped_vmem_limit_kib"):
         check_xla_options("xla_tpu_scoped_vmem_limit_kib=much", mesh)
+
+
+def test_a_gpu_s_are_the_same_for_every_kind():
+    told = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H200")
+    mesh: Any = types.SimpleNamespace(devices=np.array([told]))
+    options = compiler_options("xla_gpu_enable_triton_gemm=", mesh)
+    assert options == {"xla_allow_excess_precision": False}
+    # Every backend knows the names.
+    jax.jit(jnp.negative, compiler_options=compiler_options("", mesh))(1.0)
 
 
 def test_other_devices_have_none_but_the_user_s(mesh):
