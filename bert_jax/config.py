@@ -75,7 +75,7 @@ class BertConfig:
     )
     attention: str = setting(
         "auto",
-        "what computes attention: xla, pallas (TPU) or, without its dropout, cudnn (GPU)",
+        "what computes attention: xla, pallas (TPU, GPU) or, without dropout, cudnn (GPU)",
         ("auto", "xla", "pallas", "cudnn"),
     )
     dropout_bits: str = setting(

@@ -1,7 +1,8 @@
 """Multi-head self-attention (BERT paper, section 3; Vaswani et al., 2017).
 
-Three ways to compute it, chosen by `implementation`: plain products and softmax, which run
-anywhere; `pallas_attention` on a TPU; cuDNN's, which cannot drop probabilities, on an NVIDIA GPU.
+Ways to compute it, of which `implementation` chooses: plain products and softmax, which run
+anywhere; our own kernels, `pallas_attention` on a TPU and `gpu_attention` on an NVIDIA GPU; and
+there cuDNN's, which cannot drop probabilities.
 """
 
 import functools
@@ -14,8 +15,11 @@ from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
-from bert_jax.models.devices import device_kind, device_platform
+from bert_jax.models.devices import device_kind, device_platform, has_triton_kernels
 from bert_jax.models.dropout import Draw, dropout
+from bert_jax.models.gpu_attention import gpu_attention
+from bert_jax.models.gpu_norm import fuses_layer_norm, residual_layer_norm
+from bert_jax.models.kernels import LANES
 from bert_jax.models.layers import (
     LayerNorm,
     Projection,
@@ -23,8 +27,10 @@ from bert_jax.models.layers import (
     dropout_draw,
     dropout_seed,
     project,
+    project_stacked,
+    project_unbiased,
 )
-from bert_jax.models.pallas_attention import LANES, pallas_attention
+from bert_jax.models.pallas_attention import pallas_attention
 from bert_jax.models.products import product, product_in_training
 
 # Added to the scores of masked keys. The original adds -10000 (modeling.py, `attention_layer`); in
@@ -197,12 +203,9 @@ def implementation(config: BertConfig, length: int, deterministic: bool) -> str:
         check_attention(config, platform, deterministic)
         return config.attention
     drops = _drops(config, deterministic)
-    pays = length >= _PALLAS_PAYS and length % LANES == 0
-    if platform == "tpu" and pays and not _pallas_lacks(config, drops):
-        return "pallas"
-    if platform == "gpu" and not _cudnn_lacks(config, drops):
-        return "cudnn"
-    return "xla"
+    whole = length % LANES == 0
+    pays = {"tpu": whole and length >= _PALLAS_PAYS, "gpu": whole}.get(platform, False)
+    return "pallas" if pays and not _pallas_lacks(config, drops) else "xla"
 
 
 def check_attention(config: BertConfig, platform: str, deterministic: bool = False) -> None:
@@ -219,11 +222,14 @@ def check_attention(config: BertConfig, platform: str, deterministic: bool = Fal
     chosen = config.attention
     if chosen in ("auto", "xla"):
         return
-    needed, lacking = {"pallas": ("tpu", _pallas_lacks), "cudnn": ("gpu", _cudnn_lacks)}[chosen]
-    if platform != needed:
+    needed, lacking = {
+        "pallas": (("TPU", "GPU"), _pallas_lacks),
+        "cudnn": (("GPU",), _cudnn_lacks),
+    }[chosen]
+    if platform.upper() not in needed:
         raise UserError(
-            f"config.model.attention={chosen} runs on a {needed.upper()}, and the devices are of "
-            f"the backend {platform}; set it to auto"
+            f"config.model.attention={chosen} runs on a {' or '.join(needed)}, and the "
+            f"devices are of the backend {platform}; set it to auto"
         )
     if lacks := lacking(config, _drops(config, deterministic)):
         raise UserError(f"config.model.attention={chosen} needs {lacks}; or set it to auto or xla")
@@ -234,12 +240,18 @@ def _drops(config: BertConfig, deterministic: bool) -> bool:
 
 
 def _pallas_lacks(config: BertConfig, drops: bool) -> str:
-    """What the kernel needs that this model or these TPUs do not have; "" for nothing."""
+    """What the kernels need that this model or these devices do not have; "" for nothing."""
     if drops and config.dropout_bits != "hash":
         return f"config.model.dropout_bits=hash, not {config.dropout_bits}"
     if device_kind() in ("TPU v2", "TPU v3"):  # Mosaic has no bfloat16 product for them
         return f"a TPU v4 or later, not a {device_kind()}"
-    return ""
+    if device_platform() != "gpu":
+        return ""
+    width = config.hidden_size // config.num_attention_heads
+    # Wider ones take more memory than a multiprocessor of some GPUs has.
+    if width not in (16, 32, 64):
+        return f"heads of 16, 32 or 64, not {width}"
+    return _gpu_lacks(config)
 
 
 def _cudnn_lacks(config: BertConfig, drops: bool) -> str:
@@ -247,14 +259,16 @@ def _cudnn_lacks(config: BertConfig, drops: bool) -> str:
     width = config.hidden_size // config.num_attention_heads
     if drops:
         return "config.model.attention_probs_dropout_prob=0: it cannot drop probabilities"
-    if config.dtype != "bfloat16":
-        return f"config.model.dtype=bfloat16, not {config.dtype}"
     if width % 8 or width > 128:
         return f"heads of a multiple of 8 up to 128 wide, not {width}"
-    # Such as "9.0"; AMD's name theirs otherwise.
-    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
-    generation = capability.partition(".")[0]
-    if not generation.isdecimal() or int(generation) < 8:
+    return _gpu_lacks(config)
+
+
+def _gpu_lacks(config: BertConfig) -> str:
+    """What either kernel for a GPU needs that this model or this machine's does not have."""
+    if config.dtype != "bfloat16":
+        return f"config.model.dtype=bfloat16, not {config.dtype}"
+    if not has_triton_kernels():
         return "an NVIDIA GPU of compute capability 8.0 (Ampere) or later"
     return ""
 
@@ -289,6 +303,13 @@ class SelfAttention(nn.Module):
         shape, axes = (c.hidden_size, heads, c.hidden_size // heads), ("embed", "heads", "kv")
         spec = "BLD,D(HK)->BL(HK)" if flat else "BLD,DHK->BHLK"
         projections = [Projection(c, spec, shape, axes, name=n) for n in ("query", "key", "value")]
+        rate = c.attention_probs_dropout_prob
+        seed = dropout_seed(self, rate, self.deterministic)
+        dropped: Any = {"dropout_rate": rate, "dropout_seed": seed}
+        if flat and device_platform() == "gpu":
+            stacked_BLHC = project_stacked(hidden, projections)
+            stacked_BLHC = with_logical_constraint(stacked_BLHC, ("batch", None, "heads", None))
+            return gpu_attention(stacked_BLHC, attention_mask, segment_ids, **dropped)
         divided = ("batch", None, "heads") if flat else ("batch", "heads", None, None)
         if wanted is None:
             projected = project(hidden, projections)
@@ -297,9 +318,6 @@ class SelfAttention(nn.Module):
         query, key, value = (with_logical_constraint(array, divided) for array in projected)
         if self.by == "cudnn":
             return cudnn_attention(query, key, value, attention_mask, segment_ids)
-        rate = c.attention_probs_dropout_prob
-        seed = dropout_seed(self, rate, self.deterministic)
-        dropped: Any = {"dropout_rate": rate, "dropout_seed": seed}
         if flat:
             return pallas_attention(
                 query, key, value, attention_mask, segment_ids, heads=heads, **dropped
@@ -326,12 +344,18 @@ class ResidualOutput(nn.Module):
     def __call__(self, inputs: jax.Array, residual: jax.Array) -> jax.Array:
         """LayerNorm(residual + dropout(projection of inputs)), [B, L, D]."""
         c = self.config
-        projected_BLD = Projection(c, self.spec, self.shape, self.axes, name="dense")(inputs)
-        seed = dropout_seed(self, c.hidden_dropout_prob, self.deterministic)
-        draw = dropout_draw(c, ("batch", None, None))
-        dropped_BLD = dropout(projected_BLD, c.hidden_dropout_prob, seed, draw)
+        dense = Projection(c, self.spec, self.shape, self.axes, name="dense")
+        layer_norm = LayerNorm(c, name="LayerNorm")
+        rate = c.hidden_dropout_prob
+        seed = dropout_seed(self, rate, self.deterministic)
+        if fuses_layer_norm(c, drops=seed is not None):
+            product_BLD, bias_D = project_unbiased(inputs, dense)
+            rows = product_BLD, bias_D, residual
+            weights, epsilon = layer_norm.weights(c.hidden_size), c.layer_norm_eps
+            return residual_layer_norm(*rows, *weights, seed, rate=rate, epsilon=epsilon)
+        dropped_BLD = dropout(dense(inputs), rate, seed, dropout_draw(c, ("batch", None, None)))
         sum_BLD = residual.astype(jnp.float32) + dropped_BLD.astype(jnp.float32)
-        return LayerNorm(c, name="LayerNorm")(sum_BLD)
+        return layer_norm(sum_BLD)
 
 
 class Attention(nn.Module):

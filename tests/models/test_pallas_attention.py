@@ -2,18 +2,26 @@
 
 import dataclasses
 import functools
-import types
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import (
+    CONFIG,
+    SEED,
+    TOLERANCES,
+    assert_same,
+    deviation,
+    loss_and_gradient,
+    masks,
+    on,
+    plain_loss_and_gradient,
+)
 from jax.sharding import AxisType
 
-from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
-from bert_jax.models import BertForPreTraining
 from bert_jax.models import attention as attention_module
 from bert_jax.models.attention import (
     attention,
@@ -26,25 +34,12 @@ from bert_jax.models.pallas_attention import pallas_attention
 from bert_jax.training.steps import with_rules
 
 interpreted = functools.partial(pallas_attention, interpret=True)
-# Of the largest value; bfloat16 rounds the probabilities of plain attention alone.
-TOLERANCES = {"float32": 3e-6, "bfloat16": 1e-2}
 
 
 def operands(shape: tuple[int, ...], dtype: str, seed: int = 0) -> list[jax.Array]:
     """Query, key, value and the gradient of the context."""
     keys = jax.random.split(jax.random.key(seed), 4)
     return [jax.random.normal(key, shape, dtype) for key in keys]
-
-
-def masks(batch: int, length: int) -> np.ndarray:
-    """Row 0 whole, row 1 padded at its end, row 2 with holes, too."""
-    mask = np.ones((batch, length), np.int32)
-    mask[1:, length - length // 3 :] = 0
-    mask[2:, ::5] = 0
-    return mask
-
-
-SEED = (3, 2**32 - 5)
 
 
 def flat(array: jax.Array) -> jax.Array:
@@ -90,12 +85,6 @@ def plainly(
     dtype, seed = str(query.dtype), jnp.array(SEED, jnp.uint32)
     context = attention(query, key, value, bias, dtype=dtype, dropout_rate=rate, dropout_seed=seed)
     return context.astype(dtype)
-
-
-def deviation(ours: jax.Array, expected: jax.Array) -> float:
-    """Largest difference, of the largest value."""
-    a, b = np.asarray(ours, np.float32), np.asarray(expected, np.float32)
-    return float(np.abs(a - b).max() / np.abs(b).max())
 
 
 @pytest.mark.parametrize("rate", [0, 0.1])
@@ -160,54 +149,10 @@ def test_packed_sequences_attend_within_themselves(rate):
         assert deviation(a, b) < TOLERANCES["float32"]
 
 
-CONFIG = BertConfig(
-    vocab_size=90,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=48,
-    max_position_embeddings=128,
-    attention_probs_dropout_prob=0.1,
-    vocab_multiple=32,
-)
-
-
 def with_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let models attend by the kernel, interpreted."""
     monkeypatch.setattr(attention_module, "implementation", lambda *_: "pallas")
     monkeypatch.setattr(attention_module, "pallas_attention", interpreted)
-
-
-def loss_and_gradient(config: BertConfig) -> tuple[jax.Array, Any]:
-    """Of a whole model with dropout, at positions that are no padding."""
-    rng = np.random.default_rng(0)
-    batch = {
-        "input_ids": rng.integers(0, 90, (8, 128)),
-        "token_type_ids": rng.integers(0, 2, (8, 128)),
-        "attention_mask": masks(8, 128),
-        "masked_lm_positions": np.full((8, 3), [1, 4, 61]),
-    }
-    model = BertForPreTraining(config)
-    params = jax.jit(model.init)(jax.random.key(0), **batch)
-
-    @jax.jit
-    @jax.value_and_grad
-    def of(params: Any) -> jax.Array:
-        rngs = {"dropout": jax.random.key(1)}
-        outputs: Any = model.apply(params, **batch, deterministic=False, rngs=rngs)
-        return jax.nn.log_softmax(outputs["mlm_logits"])[..., 7].mean()
-
-    return of(params)
-
-
-@functools.cache
-def plain_loss_and_gradient() -> tuple[jax.Array, Any]:
-    return loss_and_gradient(CONFIG)
-
-
-def assert_same(found: tuple[jax.Array, Any], expected: tuple[jax.Array, Any]) -> None:
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + 1e-7)
 
 
 def test_a_scanned_and_rematerialised_model_is_the_same_with_kernel(monkeypatch):
@@ -223,12 +168,6 @@ def test_eight_devices_work_on_their_own_rows_and_heads(monkeypatch):
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
         assert_same(with_rules(loss_and_gradient)(CONFIG), expected)
-
-
-def on(platform: str, monkeypatch: pytest.MonkeyPatch, **device: str) -> None:
-    """Let jax's devices be of another platform."""
-    told = {"device_kind": "TPU v5 lite", "compute_capability": "9.0"} | device
-    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(platform=platform, **told)])
 
 
 def test_auto_takes_what_pays_and_can(monkeypatch):
@@ -250,10 +189,13 @@ def test_auto_takes_what_pays_and_can(monkeypatch):
     on("tpu", monkeypatch, device_kind="TPU v3")
     assert implementation(config, 512, deterministic=False) == "xla"
     on("gpu", monkeypatch)
-    assert implementation(config, 128, deterministic=False) == "cudnn"
-    assert implementation(dropping, 128, deterministic=False) == "xla"
-    assert implementation(dropping, 128, deterministic=True) == "cudnn"
+    for model in (config, dropping):
+        assert implementation(model, 128, deterministic=False) == "pallas"
+        assert implementation(model, 200, deterministic=False) == "xla"
     assert implementation(CONFIG, 128, deterministic=True) == "xla"
+    assert implementation(hardware, 128, deterministic=False) == "xla"
+    narrow = dataclasses.replace(dropping, num_attention_heads=4)
+    assert implementation(narrow, 128, deterministic=False) == "xla"
     for capability in ("7.5", "gfx90a"):
         on("gpu", monkeypatch, compute_capability=capability)
         assert implementation(config, 128, deterministic=False) == "xla"
@@ -262,12 +204,20 @@ def test_auto_takes_what_pays_and_can(monkeypatch):
 @pytest.mark.parametrize(
     ("attention", "platform", "change", "told"),
     [
-        ("pallas", "cpu", {}, "pallas runs on a TPU, and the devices are of the backend cpu"),
+        (
+            "pallas",
+            "cpu",
+            {},
+            "pallas runs on a TPU or GPU, and the devices are of the backend cpu",
+        ),
         ("cudnn", "tpu", {}, "cudnn runs on a GPU, and the devices are of the backend tpu"),
         ("pallas", "tpu", {"dropout_bits": "hardware"}, "needs config.model.dropout_bits=hash"),
         ("cudnn", "gpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0"),
         ("cudnn", "gpu", {}, "needs config.model.dtype=bfloat16, not float32"),
         ("cudnn", "gpu", {"dtype": "bfloat16", "num_attention_heads": 8}, "a multiple of 8 up to"),
+        ("pallas", "gpu", {}, "needs config.model.dtype=bfloat16, not float32"),
+        ("pallas", "gpu", {"dropout_bits": "hardware"}, "needs config.model.dropout_bits=hash"),
+        ("pallas", "gpu", {"num_attention_heads": 4}, "heads of 16, 32 or 64, not 8"),
     ],
 )
 def test_a_wrong_choice_is_refused(attention, platform, change, told, monkeypatch):
@@ -288,8 +238,9 @@ def test_old_devices_have_no_kernel(monkeypatch):
     config = dataclasses.replace(
         CONFIG, attention="cudnn", dtype="bfloat16", attention_probs_dropout_prob=0.0
     )
-    with pytest.raises(UserError, match=r"compute capability 8\.0"):
-        check_attention(config, "gpu")
+    for kernel in ("cudnn", "pallas"):
+        with pytest.raises(UserError, match=r"compute capability 8\.0"):
+            check_attention(dataclasses.replace(config, attention=kernel), "gpu")
     on("tpu", monkeypatch, device_kind="TPU v3")
     with pytest.raises(UserError, match=r"needs a TPU v4 or later, not a TPU v3"):
         check_attention(dataclasses.replace(config, attention="pallas"), "tpu")

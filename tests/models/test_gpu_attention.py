@@ -1,0 +1,154 @@
+"""The kernels of attention for a GPU against plain attention; interpreted where there is none."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import SEED, TOLERANCES, deviation, masks
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+
+from bert_jax.models.attention import attention, mask_bias
+from bert_jax.models.gpu_attention import _spans, gpu_attention, paired_bits
+from bert_jax.training.steps import with_rules
+
+by_kernel: Any = functools.partial(gpu_attention, interpret=jax.default_backend() != "gpu")
+
+
+def stacked(shape: tuple[int, ...], dtype: str) -> tuple[jax.Array, jax.Array]:
+    """Queries, keys and values of [B, L, H, K], and the gradient of the context."""
+    batch, length, heads, width = shape
+    of_operands, of_gradient = jax.random.split(jax.random.key(0))
+    return (
+        jax.random.normal(of_operands, (batch, length, heads, 3 * width), dtype),
+        jax.random.normal(of_gradient, (batch, length, heads * width), dtype),
+    )
+
+
+def plainly(operands: jax.Array, mask: Any, segments: Any, rate: float) -> jax.Array:
+    batch, length, heads, features = operands.shape
+    parts = operands.reshape(batch, length, heads, 3, -1)
+    query, key, value = (parts[..., part, :].swapaxes(1, 2) for part in range(3))
+    context = attention(
+        query,
+        key,
+        value,
+        mask_bias(mask, segments),
+        dtype=str(operands.dtype),
+        dropout_rate=rate,
+        dropout_seed=jnp.array(SEED, jnp.uint32),
+        draw=paired_bits,
+    )
+    flat = context.swapaxes(1, 2).reshape(batch, length, heads * features // 3)
+    return flat.astype(operands.dtype)
+
+
+def compare(
+    operands: jax.Array,
+    gradient: jax.Array,
+    *,
+    mask: Any = None,
+    segments: Any = None,
+    rate: float = 0.0,
+) -> list[float]:
+    """Deviations of the context and of the operands' gradient, at positions that are no padding."""
+    real = jnp.ones(operands.shape[:2], bool) if segments is None else segments > 0
+    gradient = jnp.where(real[..., None], gradient, 0)
+
+    def of_kernel(operands: jax.Array) -> jax.Array:
+        seed = jnp.array(SEED, jnp.uint32)
+        return by_kernel(operands, mask, segments, dropout_rate=rate, dropout_seed=seed)
+
+    ours, pull_ours = jax.vjp(of_kernel, operands)
+    expected, pull = jax.vjp(lambda operands: plainly(operands, mask, segments, rate), operands)
+    assert ours.dtype == expected.dtype
+    assert jnp.isfinite(ours).all()
+    ours, expected = (jnp.where(real[..., None], context, 0) for context in (ours, expected))
+    return [deviation(ours, expected), deviation(pull_ours(gradient)[0], pull(gradient)[0])]
+
+
+@pytest.mark.parametrize("rate", [0, 0.1])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((3, 128, 2, 64), "bfloat16"),  # all keys in one program
+        ((3, 128, 1, 32), "float32"),
+        ((3, 200, 1, 64), "float32"),  # padded to 256
+        ((1, 384, 2, 16), "float32"),
+        ((2, 512, 1, 64), "bfloat16"),
+    ],
+)
+def test_the_kernels_are_plain_attention(shape, dtype, rate):
+    operands, gradient = stacked(shape, dtype)
+    mask = jnp.asarray(masks(*shape[:2]))
+    assert max(compare(operands, gradient, mask=mask, rate=rate)) < TOLERANCES[dtype]
+
+
+def test_blocks_without_keys_are_passed_over_and_a_row_without_any_attends_to_all():
+    operands, gradient = stacked((4, 512, 1, 16), "float32")
+    # Of four blocks of 128 the first two, the last, one in the middle and none have a key.
+    mask = np.zeros((4, 512), np.int32)
+    mask[0, :140] = mask[1, 500:] = mask[2, 300:310] = 1
+    some = slice(3)
+    found = compare(operands[some], gradient[some], mask=jnp.asarray(mask[some]))
+    assert max(found) < TOLERANCES["float32"]
+    of_all = by_kernel(operands[3:], jnp.ones((1, 512), jnp.int32))
+    np.testing.assert_allclose(by_kernel(operands, jnp.asarray(mask))[3:], of_all, atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0, 0.1])
+def test_packed_sequences_attend_within_themselves(rate):
+    operands, gradient = stacked((3, 400, 1, 16), "float32")  # padded to 512
+    rows = [[130, 7, 200], [390], []]
+    segments = np.zeros((3, 400), np.int32)
+    for row, lengths in zip(segments, rows, strict=True):
+        ids = np.repeat(np.arange(len(lengths)) + 1, lengths)
+        row[: len(ids)] = ids
+    found = compare(operands, gradient, segments=jnp.asarray(segments), rate=rate)
+    assert max(found) < TOLERANCES["float32"]
+
+
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=3), st.integers(0, 2**32 - 1))
+def test_spans_hold_every_block_with_a_key(kinds, seed):
+    rng = np.random.default_rng(seed)
+    ids = np.concatenate([rng.integers(kind, 4, 128) for kind in kinds])[None]
+    others = np.repeat(rng.integers(0, 4, 3), 128)[None]
+    spans = np.asarray(_spans(jnp.asarray(ids), jnp.asarray(others)))[0]
+    for block, (first, after) in enumerate(spans):
+        mine = set(ids[0, 128 * block :][:128].tolist())
+        meets = [i for i in range(3) if others[0, 128 * i] in mine]
+        assert (first, after) == ((meets[0], meets[-1] + 1) if meets else (0, 0))
+
+
+def test_paired_bits_drop_as_often_as_they_should_and_halves_apart():
+    bits = np.asarray(paired_bits(jnp.array(SEED, jnp.uint32), (4, 2, 256, 256)))
+    dropped = (bits < round(0.1 * 2**32)).reshape(4, 2, 256, 2, 2, 64)
+    count = dropped.size
+    assert abs(dropped.mean() - 0.1) < 5 * (0.09 / count) ** 0.5
+    both = dropped[..., 0, :] & dropped[..., 1, :]
+    assert abs(both.mean() - 0.01) < 5 * (0.0099 / both.size) ** 0.5
+
+
+@pytest.mark.slow
+def test_eight_devices_work_on_their_own_rows_and_heads():
+    operands, gradient = stacked((8, 128, 4, 16), "float32")
+    mask = jnp.asarray(masks(8, 128))
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        found = jax.jit(with_rules(pulled))(operands, gradient, mask)
+    expected = jax.jit(pulled)(operands, gradient, mask)
+    for a, b in zip(found, expected, strict=True):
+        assert deviation(a, b) < TOLERANCES["float32"]
+
+
+def pulled(operands: jax.Array, gradient: jax.Array, mask: jax.Array) -> tuple[Any, Any]:
+    """The kernel's context and its operands' gradient, with dropout."""
+    seed = jnp.array(SEED, jnp.uint32)
+    context, pull = jax.vjp(
+        lambda operands: by_kernel(operands, mask, dropout_rate=0.1, dropout_seed=seed), operands
+    )
+    return context, pull(gradient)[0]

@@ -1,0 +1,122 @@
+"""What a model computes on a GPU in its own way, here on a CPU, against what it computes there."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import CONFIG, deviation, loss_and_gradient, on
+
+from bert_jax.models import attention as attention_module
+from bert_jax.models.attention import implementation
+from bert_jax.models.devices import has_triton_kernels
+from bert_jax.models.gpu_attention import gpu_attention
+from bert_jax.models.gpu_norm import fuses_layer_norm, residual_layer_norm
+from bert_jax.models.layers import activation
+from bert_jax.training.losses import biased_cross_entropy
+
+# Heads of 64, and a width that the kernel of LayerNorm takes.
+WIDE = dataclasses.replace(
+    CONFIG, hidden_size=128, dtype="bfloat16", hidden_dropout_prob=0.0, num_hidden_layers=3
+)
+WITHOUT_DROPOUT = dataclasses.replace(WIDE, attention_probs_dropout_prob=0.0)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models be traced as for a GPU, their kernels interpreted."""
+    on("gpu", monkeypatch)
+    for name, function in (
+        ("gpu_attention", gpu_attention),
+        ("residual_layer_norm", residual_layer_norm),
+    ):
+        interpreted = functools.partial(function, interpret=True)
+        monkeypatch.setattr(attention_module, name, interpreted)
+
+
+@pytest.mark.parametrize("change", [{}, {"scan_layers": False}, {"remat": "dots"}])
+def test_a_model_learns_the_same_by_the_kernels_of_a_gpu(change, request):
+    config = dataclasses.replace(WITHOUT_DROPOUT, **change)
+    loss, gradients = loss_and_gradient(config)
+    request.getfixturevalue("as_on_a_gpu")
+    assert implementation(config, 128, deterministic=False) == "pallas"
+    assert fuses_layer_norm(config, drops=False)
+    found, found_gradients = loss_and_gradient(config)
+    assert abs(found - loss) < 2e-3
+    pairs = zip(jax.tree.leaves(found_gradients), jax.tree.leaves(gradients), strict=True)
+    for a, b in pairs:
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        # bfloat16 rounds to a 256th.
+        assert np.linalg.norm(a - b) <= 0.03 * np.linalg.norm(b) + 1e-5
+
+
+def test_dropout_takes_part_in_both_kernels(as_on_a_gpu):
+    changes = ({}, {"attention_probs_dropout_prob": 0.5}, {"hidden_dropout_prob": 0.5})
+    losses = {
+        float(loss_and_gradient(dataclasses.replace(WITHOUT_DROPOUT, **change))[0])
+        for change in changes
+    }
+    assert len(losses) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "drops", "fuses"),
+    [
+        ({}, True, True),
+        ({"dtype": "float32"}, True, False),
+        ({"hidden_size": 96}, True, False),
+        ({"dropout_bits": "hardware"}, True, False),
+        ({"dropout_bits": "hardware"}, False, True),
+    ],
+)
+def test_what_the_kernel_of_layer_norm_is_for(change, drops, fuses, as_on_a_gpu):
+    assert fuses_layer_norm(dataclasses.replace(WIDE, **change), drops) == fuses
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "has"),
+    [("gpu", "9.0", True), ("gpu", "7.5", False), ("gpu", "gfx90a", False), ("cpu", "9.0", False)],
+)
+def test_old_and_other_devices_have_no_kernels(platform, capability, has, monkeypatch):
+    on(platform, monkeypatch, compute_capability=capability)
+    assert has_triton_kernels() == has
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu", "relu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_activation_and_its_gradient_are_the_same(name, dtype, request):
+    config = dataclasses.replace(CONFIG, hidden_act=name, dtype=dtype)
+    inputs = jnp.linspace(-6, 6, 1001).astype(dtype)
+    gradient = jnp.cos(jnp.arange(1001.0)).astype(dtype)
+
+    def pulled() -> tuple[Any, Any]:
+        outputs, pull = jax.vjp(functools.partial(activation, config), inputs)
+        return outputs, pull(gradient)[0]
+
+    expected = pulled()
+    request.getfixturevalue("as_on_a_gpu")
+    outputs, inputs_gradient = pulled()
+    # In bfloat16 the outputs are what XLA makes of operations in it, where cuBLAS is not there.
+    assert deviation(outputs, expected[0]) < (1e-6 if dtype == "float32" else 1e-2)
+    np.testing.assert_array_equal(inputs_gradient, expected[1])
+
+
+def test_the_loss_and_its_gradients_are_the_same(request):
+    keys = jax.random.split(jax.random.key(0), 4)
+    scores, bias = 5 * jax.random.normal(keys[0], (3, 7, 50)), jax.random.normal(keys[1], (50,))
+    labels = jax.random.randint(keys[2], (3, 7), 0, 50)
+    weights = jax.random.uniform(keys[3], (3, 7))
+
+    def pulled() -> tuple[Any, ...]:
+        losses, pull, correct = jax.vjp(
+            lambda *logits: biased_cross_entropy(*logits, labels), scores, bias, has_aux=True
+        )
+        return losses, correct, *pull(weights)
+
+    expected = pulled()
+    request.getfixturevalue("as_on_a_gpu")
+    for a, b in zip(pulled(), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
