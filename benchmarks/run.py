@@ -8,6 +8,7 @@ import functools
 import importlib.metadata
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -30,8 +31,16 @@ SUITES: dict[str, Callable[[bool], Iterator[dict[str, Any]]]] = {
 LIBRARIES = ("jax", "flax", "torch", "transformers", "tokenizers", "numpy")
 
 
+def _gpus() -> list[str]:
+    """Names and drivers of the GPUs that NVIDIA's tool knows."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.splitlines()
+
+
 def machine() -> dict[str, Any]:
-    """What figures depend on: processor, cores, versions, commit."""
+    """What figures depend on: processor, cores, GPUs, versions, commit."""
     cpuinfo = Path("/proc/cpuinfo")
     # Of the first core. A family and a model tell generations of one name apart.
     first = (cpuinfo.read_text() if cpuinfo.exists() else "").partition("\n\n")[0]
@@ -47,6 +56,7 @@ def machine() -> dict[str, Any]:
         "processor": facts.get("model name", platform.processor()),
         "family and model": [facts.get(name) for name in ("cpu family", "model")],
         "cores": core_count(),
+        "GPUs": _gpus(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in LIBRARIES},
         "commit": commit.stdout.strip(),
