@@ -168,11 +168,12 @@ def backward_kernel(
     starts = _pair(mine, tile)
     these = [pl.ds(start, tile) for start in starts]
     keys, values = ([stacked_ref[here, which, :] for here in these] for which in (_KEY, _VALUE))
+    ids = [keys_ref[here] for here in these]
 
-    def part(queries: tuple[Any, ...], those: Any, key: Any, value: Any, here: Any, drop: Any):
+    def part(queries: tuple[Any, ...], those: Any, key: Any, value: Any, ids_M: Any, drop: Any):
         """Of some queries and keys [Q, M]: probabilities, dropped, and the scores' gradient."""
         query, gradient, denominator, along = queries
-        scores_QM = _scores(settings, query, key, queries_ref[those], keys_ref[here])
+        scores_QM = _scores(settings, query, key, queries_ref[those], ids_M)
         probs_QM = jnp.exp2(scores_QM - denominator)
         dropped_QM = drop(summed(gradient, value, 1, 1)) * kept_scale
         return drop(probs_QM).astype(dtype), (probs_QM * (dropped_QM - along)).astype(dtype)
@@ -183,8 +184,8 @@ def backward_kernel(
         bits = draw((block * size, size), (starts[0], tile))
         totals, of_query = [], jnp.zeros((size, width), jnp.float32)
         for side, drop in enumerate(_drops(settings, bits)):
-            mine_of_side = keys[side], values[side], these[side]
-            kept_QM, scores_gradient_QM = part(queries, those, *mine_of_side, drop)
+            of_side = keys[side], values[side], ids[side]
+            kept_QM, scores_gradient_QM = part(queries, those, *of_side, drop)
             key_sum, value_sum = sums[side]
             key_sum += summed(scores_gradient_QM, query, 0, 0)
             value_sum += summed(kept_QM, gradient, 0, 0)
@@ -214,7 +215,7 @@ def backward_kernel(
         for start, drop in zip(others, _drops(settings, bits), strict=True):
             here = pl.ds(start, tile)
             key, value = stacked_ref[here, _KEY, :], stacked_ref[here, _VALUE, :]
-            _, scores_gradient_QM = part(queries, those, key, value, here, drop)
+            _, scores_gradient_QM = part(queries, those, key, value, keys_ref[here], drop)
             of_query += summed(scores_gradient_QM, key, 1, 0)
         return of_query
 
