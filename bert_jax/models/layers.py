@@ -117,7 +117,19 @@ class LayerNorm(nn.Module):
 
 def activation(config: BertConfig, inputs: jax.Array) -> jax.Array:
     """The feed-forward activation, computed in float32, returned in the dtype of `inputs`."""
-    return _activation(config.hidden_act, inputs)
+    dtype = config.dtype if _is_of_product(config, inputs) else "float32"
+    return _activation(config.hidden_act, dtype, inputs)
+
+
+def _is_of_product(config: BertConfig, inputs: jax.Array) -> bool:
+    """Whether a GPU's library applies it, in float32, before it writes the product it is of.
+
+    XLA arranges that for what is written in one dtype. It does not where it pads the product to a
+    multiple of 8 rows, nor for what is computed again for the backward pass, after no product.
+    """
+    rows = inputs.size // inputs.shape[-1] // part_count()
+    stays = config.remat == "none" and rows % 8 == 0
+    return device_platform() == "gpu" and stays and config.hidden_act != "gelu"
 
 
 _ACTIVATIONS = {
@@ -127,18 +139,17 @@ _ACTIVATIONS = {
 }
 
 
-def _activated(name: str, inputs: jax.Array) -> jax.Array:
-    if device_platform() == "gpu" and name == "gelu_new":
-        # cuBLAS does that in float32, with the product, where XLA finds it written in one dtype.
-        return _ACTIVATIONS[name](inputs)
-    return _ACTIVATIONS[name](inputs.astype(jnp.float32)).astype(inputs.dtype)
+def _activated(name: str, dtype: str, inputs: jax.Array) -> jax.Array:
+    return _ACTIVATIONS[name](inputs.astype(dtype)).astype(inputs.dtype)
 
 
-def _activated_forward(name: str, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _activated(name, inputs), inputs
+def _activated_forward(name: str, dtype: str, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _activated(name, dtype, inputs), inputs
 
 
-def _activated_backward(name: str, inputs: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+def _activated_backward(
+    name: str, _: str, inputs: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array]:
     if device_platform() == "gpu":
         # Else XLA finds the forward pass's tanh again, and keeps it for here in float32.
         inputs = lax.optimization_barrier(inputs)
@@ -150,7 +161,7 @@ def _activated_backward(name: str, inputs: jax.Array, gradient: jax.Array) -> tu
 # Its backward pass begins with the inputs again. Automatic differentiation would keep four float32
 # arrays of the widest shape there is for the tanh form, which cost a TPU more to write and to read
 # than to compute, and half of the memory of a step.
-_activation = jax.custom_vjp(_activated, nondiff_argnums=(0,))
+_activation = jax.custom_vjp(_activated, nondiff_argnums=(0, 1))
 _activation.defvjp(_activated_forward, _activated_backward)
 
 

@@ -89,8 +89,8 @@ def test_old_and_other_devices_have_no_kernels(platform, capability, has, monkey
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_activation_and_its_gradient_are_the_same(name, dtype, request):
     config = dataclasses.replace(CONFIG, hidden_act=name, dtype=dtype)
-    inputs = jnp.linspace(-6, 6, 1001).astype(dtype)
-    gradient = jnp.cos(jnp.arange(1001.0)).astype(dtype)
+    inputs = jnp.linspace(-6, 6, 1000).astype(dtype).reshape(8, 125)
+    gradient = jnp.cos(jnp.arange(1000.0)).astype(dtype).reshape(8, 125)
 
     def pulled() -> tuple[Any, Any]:
         outputs, pull = jax.vjp(functools.partial(activation, config), inputs)
@@ -102,6 +102,17 @@ def test_an_activation_and_its_gradient_are_the_same(name, dtype, request):
     # In bfloat16 the outputs are what XLA makes of operations in it, where cuBLAS is not there.
     assert deviation(outputs, expected[0]) < (1e-6 if dtype == "float32" else 1e-2)
     np.testing.assert_array_equal(inputs_gradient, expected[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"), [({}, 7), ({"remat": "dots"}, 8), ({"hidden_act": "gelu"}, 8)]
+)
+def test_an_activation_that_is_part_of_no_product_is_in_float32(change, rows, request):
+    config = dataclasses.replace(CONFIG, dtype="bfloat16", **change)
+    inputs = jnp.linspace(-6, 6, 1000 * rows).astype("bfloat16").reshape(rows, 1000)
+    expected = activation(config, inputs)
+    request.getfixturevalue("as_on_a_gpu")
+    np.testing.assert_array_equal(activation(config, inputs), expected)
 
 
 def test_the_loss_and_its_gradients_are_the_same(request):
