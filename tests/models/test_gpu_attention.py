@@ -1,6 +1,5 @@
-"""The kernels of attention for a GPU against plain attention; interpreted where there is none."""
+"""The kernels of attention for a GPU, interpreted, against plain attention."""
 
-import functools
 from typing import Any
 
 import jax
@@ -8,67 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import SEED, TOLERANCES, deviation, masks
+from gpu_kernel_cases import attend, attention_deviations, stacked
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 
-from bert_jax.models.attention import attention, mask_bias
-from bert_jax.models.gpu_attention import _spans, gpu_attention, paired_bits
+from bert_jax.models.gpu_attention import _spans, paired_bits
 from bert_jax.training.steps import with_rules
-
-by_kernel: Any = functools.partial(gpu_attention, interpret=jax.default_backend() != "gpu")
-
-
-def stacked(shape: tuple[int, ...], dtype: str) -> tuple[jax.Array, jax.Array]:
-    """Queries, keys and values of [B, L, H, K], and the gradient of the context."""
-    batch, length, heads, width = shape
-    of_operands, of_gradient = jax.random.split(jax.random.key(0))
-    return (
-        jax.random.normal(of_operands, (batch, length, heads, 3 * width), dtype),
-        jax.random.normal(of_gradient, (batch, length, heads * width), dtype),
-    )
-
-
-def plainly(operands: jax.Array, mask: Any, segments: Any, rate: float) -> jax.Array:
-    batch, length, heads, features = operands.shape
-    parts = operands.reshape(batch, length, heads, 3, -1)
-    query, key, value = (parts[..., part, :].swapaxes(1, 2) for part in range(3))
-    context = attention(
-        query,
-        key,
-        value,
-        mask_bias(mask, segments),
-        dtype=str(operands.dtype),
-        dropout_rate=rate,
-        dropout_seed=jnp.array(SEED, jnp.uint32),
-        draw=paired_bits,
-    )
-    flat = context.swapaxes(1, 2).reshape(batch, length, heads * features // 3)
-    return flat.astype(operands.dtype)
-
-
-def compare(
-    operands: jax.Array,
-    gradient: jax.Array,
-    *,
-    mask: Any = None,
-    segments: Any = None,
-    rate: float = 0.0,
-) -> list[float]:
-    """Deviations of the context and of the operands' gradient, at positions that are no padding."""
-    real = jnp.ones(operands.shape[:2], bool) if segments is None else segments > 0
-    gradient = jnp.where(real[..., None], gradient, 0)
-
-    def of_kernel(operands: jax.Array) -> jax.Array:
-        seed = jnp.array(SEED, jnp.uint32)
-        return by_kernel(operands, mask, segments, dropout_rate=rate, dropout_seed=seed)
-
-    ours, pull_ours = jax.vjp(of_kernel, operands)
-    expected, pull = jax.vjp(lambda operands: plainly(operands, mask, segments, rate), operands)
-    assert ours.dtype == expected.dtype
-    assert jnp.isfinite(ours).all()
-    ours, expected = (jnp.where(real[..., None], context, 0) for context in (ours, expected))
-    return [deviation(ours, expected), deviation(pull_ours(gradient)[0], pull(gradient)[0])]
 
 
 @pytest.mark.parametrize("rate", [0, 0.1])
@@ -85,7 +30,7 @@ def compare(
 def test_the_kernels_are_plain_attention(shape, dtype, rate):
     operands, gradient = stacked(shape, dtype)
     mask = jnp.asarray(masks(*shape[:2]))
-    assert max(compare(operands, gradient, mask=mask, rate=rate)) < TOLERANCES[dtype]
+    assert max(attention_deviations(operands, gradient, mask=mask, rate=rate)) < TOLERANCES[dtype]
 
 
 def test_blocks_without_keys_are_passed_over_and_a_row_without_any_attends_to_all():
@@ -94,10 +39,10 @@ def test_blocks_without_keys_are_passed_over_and_a_row_without_any_attends_to_al
     mask = np.zeros((4, 512), np.int32)
     mask[0, :140] = mask[1, 500:] = mask[2, 300:310] = 1
     some = slice(3)
-    found = compare(operands[some], gradient[some], mask=jnp.asarray(mask[some]))
+    found = attention_deviations(operands[some], gradient[some], mask=jnp.asarray(mask[some]))
     assert max(found) < TOLERANCES["float32"]
-    of_all = by_kernel(operands[3:], jnp.ones((1, 512), jnp.int32))
-    np.testing.assert_allclose(by_kernel(operands, jnp.asarray(mask))[3:], of_all, atol=1e-6)
+    of_all = attend(operands[3:], jnp.ones((1, 512), jnp.int32))
+    np.testing.assert_allclose(attend(operands, jnp.asarray(mask))[3:], of_all, atol=1e-6)
 
 
 @pytest.mark.parametrize("rate", [0, 0.1])
@@ -108,7 +53,7 @@ def test_packed_sequences_attend_within_themselves(rate):
     for row, lengths in zip(segments, rows, strict=True):
         ids = np.repeat(np.arange(len(lengths)) + 1, lengths)
         row[: len(ids)] = ids
-    found = compare(operands, gradient, segments=jnp.asarray(segments), rate=rate)
+    found = attention_deviations(operands, gradient, segments=jnp.asarray(segments), rate=rate)
     assert max(found) < TOLERANCES["float32"]
 
 
@@ -149,6 +94,6 @@ def pulled(operands: jax.Array, gradient: jax.Array, mask: jax.Array) -> tuple[A
     """The kernel's context and its operands' gradient, with dropout."""
     seed = jnp.array(SEED, jnp.uint32)
     context, pull = jax.vjp(
-        lambda operands: by_kernel(operands, mask, dropout_rate=0.1, dropout_seed=seed), operands
+        lambda operands: attend(operands, mask, dropout_rate=0.1, dropout_seed=seed), operands
     )
     return context, pull(gradient)[0]
