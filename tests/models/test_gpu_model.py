@@ -19,9 +19,7 @@ from bert_jax.models.layers import activation
 from bert_jax.training.losses import biased_cross_entropy
 
 # Heads of 64, and a width that the kernel of LayerNorm takes.
-WIDE = dataclasses.replace(
-    CONFIG, hidden_size=128, dtype="bfloat16", hidden_dropout_prob=0.0, num_hidden_layers=3
-)
+WIDE = dataclasses.replace(CONFIG, hidden_size=128, dtype="bfloat16", hidden_dropout_prob=0.0)
 WITHOUT_DROPOUT = dataclasses.replace(WIDE, attention_probs_dropout_prob=0.0)
 
 
