@@ -27,9 +27,10 @@ from bert_jax.models.kernels import (
     on_each_device,
     padded_ids,
     place_of,
+    rate_and_seed,
 )
 
-# The fastest of several on an H100 (docs/performance.md): forward, backward, and backward where a
+# The fastest of several on an H100 (docs/gpu_path.md): forward, backward, and backward where a
 # program has all keys of a head.
 _FORWARD = Blocks(queries=64, keys=32, warps=4, stages=2)
 _BACKWARD = Blocks(queries=64, keys=32, warps=4, stages=3)
@@ -65,14 +66,14 @@ def gpu_attention(
     queries_BL, keys_BL = padded_ids(attention_mask, segment_ids)
     padding = queries_BL.shape[1] - length
     padded = jnp.pad(stacked, ((0, 0), (0, padding), (0, 0), (0, 0)))
+    rate, seed = rate_and_seed(dropout_rate, dropout_seed)
     settings = KernelSettings(
         heads=heads,
         width=features // 3,
         length=length,
-        rate=0.0 if dropout_seed is None else dropout_rate,
+        rate=rate,
         interpret=interpret,
     )
-    seed = jnp.zeros(2, jnp.uint32) if dropout_seed is None else dropout_seed
     rows, columns = logical_to_mesh_axes(("batch", "heads")) or (None, None)
 
     def of_a_device(seed: jax.Array, stacked: jax.Array, *operands: jax.Array) -> jax.Array:
@@ -80,11 +81,8 @@ def gpu_attention(
         place = place_of(seed, (rows, here.shape[0]), (columns, here.shape[2]))
         return _attend(settings, here, *operands, place)
 
-    ids, of_blocks = PartitionSpec(rows), PartitionSpec(rows)
-    specs = PartitionSpec(rows, None, columns, None), ids, ids, of_blocks, of_blocks
-    attend = on_each_device(
-        of_a_device, (PartitionSpec(), *specs), PartitionSpec(rows, None, columns)
-    )
+    specs = PartitionSpec(), PartitionSpec(rows, None, columns, None), *[PartitionSpec(rows)] * 4
+    attend = on_each_device(of_a_device, specs, PartitionSpec(rows, None, columns))
     spans = _spans(queries_BL, keys_BL), _spans(keys_BL, queries_BL)
     return attend(seed, padded, queries_BL, keys_BL, *spans)[:, :length]
 

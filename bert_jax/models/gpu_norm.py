@@ -22,9 +22,10 @@ from jax.sharding import PartitionSpec
 from bert_jax.config import BertConfig
 from bert_jax.models.devices import has_triton_kernels
 from bert_jax.models.dropout import kept, row_bits, row_states
-from bert_jax.models.kernels import on_each_device, place_of
+from bert_jax.models.kernels import on_each_device, place_of, rate_and_seed
 
-# Rows at a time, of a program in all, and the threads of it in units of 32.
+# Rows at a time, of a program in all, and the threads of it in units of 32: of fifteen ways the
+# fastest on an H100 for a width of 768, and within a fifth of the fastest for 1,024.
 _ROWS, _ROWS_OF_PROGRAM, _WARPS = 1, 32, 4
 
 
@@ -70,8 +71,8 @@ def residual_layer_norm(
     Returns:
       [B, L, D] of the dtype of `residual`.
     """
-    settings = _Settings(0.0 if seed is None else rate, epsilon, interpret)
-    seed = jnp.zeros(2, jnp.uint32) if seed is None else seed
+    rate, seed = rate_and_seed(rate, seed)
+    settings = _Settings(rate, epsilon, interpret)
     axes = logical_to_mesh_axes(("batch", None, None)) or PartitionSpec(None, None, None)
 
     def of_a_device(seed: jax.Array, projected: jax.Array, residual: jax.Array, *weights: Any):

@@ -54,6 +54,11 @@ def padded_ids(
     return jnp.ones_like(keys_BL) if segment_ids is None else keys_BL, keys_BL
 
 
+def rate_and_seed(rate: float, seed: jax.Array | None) -> tuple[float, jax.Array]:
+    """Of dropout, as a kernel takes them, which has a seed (uint32 [2]) whether or not it drops."""
+    return (0.0, jnp.zeros(2, jnp.uint32)) if seed is None else (rate, seed)
+
+
 def place_of(seed: jax.Array, *entries: tuple[Any, int]) -> jax.Array:
     """What a kernel on a device draws by, uint32 [4]: the seed [2], and where its part begins.
 

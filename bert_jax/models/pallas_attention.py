@@ -36,6 +36,7 @@ from bert_jax.models.kernels import (
     on_each_device,
     padded_ids,
     place_of,
+    rate_and_seed,
     summed,
 )
 
@@ -80,14 +81,14 @@ def pallas_attention(
     padding = -length % LANES
     operands = (jnp.pad(array, ((0, 0), (0, padding), (0, 0))) for array in (query, key, value))
     queries_BL, keys_BL = padded_ids(attention_mask, segment_ids)
+    rate, seed = rate_and_seed(dropout_rate, dropout_seed)
     settings = KernelSettings(
         heads=heads,
         width=features // heads,
         length=length,
-        rate=0.0 if dropout_seed is None else dropout_rate,
+        rate=rate,
         interpret=interpret,
     )
-    seed = jnp.zeros(2, jnp.uint32) if dropout_seed is None else dropout_seed
     spec = logical_to_mesh_axes(("batch", None, "heads")) or PartitionSpec(None, None, None)
 
     def of_a_device(

@@ -105,10 +105,10 @@ def _cross_entropy_forward(scores: jax.Array, bias: jax.Array, labels: jax.Array
     largest = jnp.max(logits, axis=-1, keepdims=True)
     exponentials = jnp.exp(logits - largest)
     total = exponentials.sum(-1, keepdims=True)
-    losses = jnp.log(total) + largest - label_logits
-    outputs = losses[..., 0], (label_logits >= largest)[..., 0]
+    denominators = jnp.log(total) + largest
+    outputs = (denominators - label_logits)[..., 0], (label_logits >= largest)[..., 0]
     if device_platform() == "gpu":  # which computes exponentials again sooner than it reads them
-        return outputs, (scores, bias, jnp.log(total) + largest, labels)
+        return outputs, (scores, bias, denominators, labels)
     return outputs, (exponentials, total, labels)
 
 
