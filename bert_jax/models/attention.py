@@ -15,7 +15,7 @@ from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
-from bert_jax.models.devices import device_kind, device_platform, has_triton_kernels
+from bert_jax.models.devices import device_kind, device_platform
 from bert_jax.models.dropout import Draw, dropout
 from bert_jax.models.gpu_attention import gpu_attention
 from bert_jax.models.gpu_norm import fuses_layer_norm, residual_layer_norm
@@ -32,6 +32,7 @@ from bert_jax.models.layers import (
 )
 from bert_jax.models.pallas_attention import pallas_attention
 from bert_jax.models.products import product, product_in_training
+from bert_jax.models.triton import has_triton_kernels
 
 # Added to the scores of masked keys. The original adds -10000 (modeling.py, `attention_layer`); in
 # a row with any key to attend to, both give masked keys a probability of exactly 0 in float32.

@@ -26,16 +26,6 @@ def device_kind() -> str:
     return _traced_for().device_kind
 
 
-def has_triton_kernels() -> bool:
-    """Whether it is for NVIDIA GPUs that Triton's kernels in bfloat16 are for: Ampere and later."""
-    if device_platform() != "gpu":
-        return False
-    # Such as "9.0"; AMD's name theirs otherwise.
-    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
-    generation = capability.partition(".")[0]
-    return generation.isdecimal() and int(generation) >= 8
-
-
 def part_count() -> int:
     """In how many parts a batch is spread over the devices of the mesh that is set, if one is."""
     mesh, spec = jax.sharding.get_abstract_mesh(), logical_to_mesh_axes(("batch",))

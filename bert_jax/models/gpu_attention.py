@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 from jax.sharding import PartitionSpec
 
 from bert_jax.models.dropout import random_bits
@@ -29,6 +28,7 @@ from bert_jax.models.kernels import (
     place_of,
     rate_and_seed,
 )
+from bert_jax.models.triton import compiler_params
 
 # The fastest of several on an H100 (docs/gpu_path.md): forward, backward, and backward where a
 # program has all keys of a head.
@@ -164,15 +164,11 @@ def _forward(settings: KernelSettings, *operands: jax.Array):
             jax.ShapeDtypeStruct((batch, length, heads * width), stacked.dtype),
             jax.ShapeDtypeStruct((batch, heads, length), jnp.float32),
         ],
-        compiler_params=_compiled(_FORWARD),
+        compiler_params=compiler_params(_FORWARD.warps, _FORWARD.stages),
         interpret=settings.interpret,
         name="attention_forward",
     )(place, *arrays)
     return context, (*operands, context, denominators)
-
-
-def _compiled(blocks: Blocks) -> plgpu.CompilerParams:
-    return plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages)
 
 
 def _backward(settings: KernelSettings, residuals: tuple[jax.Array, ...], gradient: jax.Array):
@@ -190,7 +186,7 @@ def _backward(settings: KernelSettings, residuals: tuple[jax.Array, ...], gradie
         in_specs=[*in_specs, of_head, of_head, of_context],
         out_specs=in_specs[1],
         out_shape=jax.ShapeDtypeStruct(stacked.shape, stacked.dtype),
-        compiler_params=_compiled(blocks),
+        compiler_params=compiler_params(blocks.warps, blocks.stages),
         interpret=settings.interpret,
         name="attention_backward",
     )(place, *arrays, denominators, along_BHL, gradient)

@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 
 from bert_jax.models.dropout import kept, row_bits, row_states
 from bert_jax.models.kernels import LANES, KernelSettings, summed
+from bert_jax.models.triton import elementwise
 
 _LOG2_E = math.log2(math.e)
 # Of a masked key. Finite: a block of nothing else must not make NaN of a row.
@@ -95,22 +96,28 @@ def forward_kernel(
     first = pl.program_id(0) * size
     those = pl.ds(first, size)
     query, ids_Q = stacked_ref[those, _QUERY, :], queries_ref[those]
+    unit = _unit(settings)
 
     def add(pair: Any, carry: Any) -> Any:
+        context, largest, total = carry
         starts = _pair(pair, tile)
+        these = [pl.ds(start, tile) for start in starts]
+        scores = []
+        for here in these:
+            scores_QM = summed(query, stacked_ref[here, _KEY, :], 1, 1)
+            alike_QM = ids_Q[:, None] == keys_ref[here][None, :]
+            scores.append(jnp.where(alike_QM, scores_QM, _MASKED))
+        new_largest = jnp.maximum(largest, jnp.maximum(*scores).max(axis=1))
+        before = jnp.exp2((largest - new_largest) * unit)
+        least = (-new_largest * unit)[:, None]
+        weights = [_exp2(settings, scores_QM, unit, least) for scores_QM in scores]
+        total = total * before + jnp.add(*weights).sum(axis=1)
+        context *= before[:, None]
         bits = draw((first, size), (starts[0], tile))
-        for start, drop in zip(starts, _drops(settings, bits), strict=True):
-            context, largest, total = carry
-            here = pl.ds(start, tile)
-            scores_QM = _scores(settings, query, stacked_ref[here, _KEY, :], ids_Q, keys_ref[here])
-            new_largest = jnp.maximum(largest, scores_QM.max(axis=1))
-            before = jnp.exp2(largest - new_largest)
-            weights_QM = jnp.exp2(scores_QM - new_largest[:, None])
+        for here, weights_QM, drop in zip(these, weights, _drops(settings, bits), strict=True):
             value = stacked_ref[here, _VALUE, :]
-            added = summed(drop(weights_QM).astype(value.dtype), value, 1, 0)
-            total = total * before + weights_QM.sum(axis=1)
-            carry = context * before[:, None] + added, new_largest, total
-        return carry
+            context += summed(drop(weights_QM).astype(value.dtype), value, 1, 0)
+        return context, new_largest, total
 
     nothing = jnp.zeros(query.shape, jnp.float32)
     start = nothing, jnp.full(size, -jnp.inf, jnp.float32), jnp.zeros(size, jnp.float32)
@@ -118,7 +125,7 @@ def forward_kernel(
     context, largest, total = lax.fori_loop(*span, add, start)
     scale = 1 / (total * (1 - settings.rate))
     context_ref[...] = (context * scale[:, None]).astype(context_ref.dtype)
-    denominator_ref[...] = largest + jnp.log2(total)
+    denominator_ref[...] = largest * unit + jnp.log2(total)
 
 
 def _span(span_ref: Any, first: Any, parts: int) -> tuple[Any, Any]:
@@ -127,10 +134,33 @@ def _span(span_ref: Any, first: Any, parts: int) -> tuple[Any, Any]:
     return span_ref[block, 0] * parts, span_ref[block, 1] * parts
 
 
-def _scores(settings: KernelSettings, left: Any, right: Any, ids: Any, others: Any) -> jax.Array:
-    """Of [N, K] and [M, K], one of them queries, float32 [N, M], in units of log 2."""
-    scores_NM = summed(left, right, 1, 1) * (settings.width**-0.5 * _LOG2_E)
-    return jnp.where(ids[:, None] == others[None, :], scores_NM, _MASKED)
+def _unit(settings: KernelSettings) -> float:
+    """What scores are multiplied by, to be in units of log 2."""
+    return settings.width**-0.5 * _LOG2_E
+
+
+def _exp2(settings: KernelSettings, factors: Any, factor: Any, summands: Any) -> jax.Array:
+    """2 to the power of factors * factor + summands.
+
+    By the instruction that gives 0 for what would be denormal: Triton puts three others around
+    the one that does not.
+    """
+    return elementwise(
+        lambda a, b, c: jnp.exp2(a * b + c),
+        "{ .reg .f32 sum; fma.rn.f32 sum, $1, $2, $3; ex2.approx.ftz.f32 $0, sum; }",
+        *(factors, factor, summands),
+        interpret=settings.interpret,
+    )
+
+
+def _multiply_add(settings: KernelSettings, a: Any, b: Any, c: Any) -> jax.Array:
+    """a * b + c, in one instruction."""
+    return elementwise(
+        lambda a, b, c: a * b + c,
+        "fma.rn.f32 $0, $1, $2, $3;",
+        *(a, b, c),
+        interpret=settings.interpret,
+    )
 
 
 def backward_kernel(
@@ -155,12 +185,14 @@ def backward_kernel(
     size, tile, mine = blocks.queries, blocks.keys, pl.program_id(0)
     draw = _draw(settings, place_ref)
     alone, dtype = length == 2 * tile, stacked_ref.dtype
-    kept_scale, scale = 1 / (1 - settings.rate), settings.width**-0.5
+    kept_scale, unit = 1 / (1 - settings.rate), _unit(settings)
+    scale = settings.width**-0.5 * kept_scale
 
     def of_queries(here: Any) -> tuple[jax.Array, ...]:
         """Queries, the gradient of their context, denominators, what softmax takes from each."""
         query, gradient = stacked_ref[here, _QUERY, :], gradient_ref[here, :]
-        return query, gradient, denominator_ref[here][:, None], along_ref[here][:, None]
+        along = along_ref[here][:, None] * (1 - settings.rate)
+        return query, gradient, denominator_ref[here][:, None], along
 
     def store(which: int, here: Any, gradient: jax.Array) -> None:
         stacked_gradient_ref[here, which, :] = gradient.astype(dtype)
@@ -171,12 +203,19 @@ def backward_kernel(
     ids = [keys_ref[here] for here in these]
 
     def part(queries: tuple[Any, ...], those: Any, key: Any, value: Any, ids_M: Any, drop: Any):
-        """Of some queries and keys [Q, M]: probabilities, dropped, and the scores' gradient."""
+        """Of some queries and keys [Q, M]: probabilities, dropped, and the scores' gradient.
+
+        Both without the scale of what is kept, which their sums are multiplied by.
+        """
         query, gradient, denominator, along = queries
-        scores_QM = _scores(settings, query, key, queries_ref[those], ids_M)
-        probs_QM = jnp.exp2(scores_QM - denominator)
-        dropped_QM = drop(summed(gradient, value, 1, 1)) * kept_scale
-        return drop(probs_QM).astype(dtype), (probs_QM * (dropped_QM - along)).astype(dtype)
+        exponentials_QM = _exp2(settings, summed(query, key, 1, 1), unit, -denominator)
+        alike_QM = queries_ref[those][:, None] == ids_M[None, :]
+        probs_QM = jnp.where(alike_QM, exponentials_QM, 0.0)
+        kept_QM = drop(probs_QM)
+        scores_gradient_QM = _multiply_add(
+            settings, kept_QM, summed(gradient, value, 1, 1), probs_QM * -along
+        )
+        return kept_QM.astype(dtype), scores_gradient_QM.astype(dtype)
 
     def as_keys(block: Any, sums: Any) -> Any:
         those = pl.ds(block * size, size)

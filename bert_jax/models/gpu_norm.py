@@ -16,13 +16,12 @@ import jax.numpy as jnp
 from flax.linen.spmd import logical_to_mesh_axes
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plgpu
 from jax.sharding import PartitionSpec
 
 from bert_jax.config import BertConfig
-from bert_jax.models.devices import has_triton_kernels
 from bert_jax.models.dropout import kept, row_bits, row_states
 from bert_jax.models.kernels import on_each_device, place_of, rate_and_seed
+from bert_jax.models.triton import compiler_params, has_triton_kernels
 
 # Rows at a time, of a program in all, and the threads of it in units of 32: of fifteen ways the
 # fastest on an H100 for a width of 768, and within a fifth of the fastest for 1,024.
@@ -234,7 +233,7 @@ def _forward(settings: _Settings, *operands: jax.Array):
         in_specs=[numbers, rows, rows, weights, weights, weights],
         out_specs=rows,
         out_shape=jax.ShapeDtypeStruct(residual.shape, residual.dtype),
-        compiler_params=plgpu.CompilerParams(num_warps=_WARPS),
+        compiler_params=compiler_params(_WARPS),
         interpret=settings.interpret,
         name="residual_layer_norm",
     )(place, projected, residual, bias, scale, shift)
@@ -255,7 +254,7 @@ def _backward(settings: _Settings, residuals: tuple[jax.Array, ...], gradient: j
         in_specs=[numbers, rows, rows, weights, weights, rows],
         out_specs=[rows, rows, *[sum_of_program] * 3],
         out_shape=[of_rows, of_rows, sums, sums, sums],
-        compiler_params=plgpu.CompilerParams(num_warps=_WARPS),
+        compiler_params=compiler_params(_WARPS),
         interpret=settings.interpret,
         name="residual_layer_norm_backward",
     )(place, projected, residual, bias, scale, gradient)

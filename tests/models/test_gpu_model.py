@@ -2,20 +2,24 @@
 
 import dataclasses
 import functools
+import subprocess
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import CONFIG, deviation, loss_and_gradient, on
+from attention_cases import CONFIG, SEED, deviation, loss_and_gradient, on
+from gpu_kernel_cases import stacked
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from bert_jax.models import attention as attention_module
 from bert_jax.models.attention import implementation
-from bert_jax.models.devices import has_triton_kernels
 from bert_jax.models.gpu_attention import gpu_attention
 from bert_jax.models.gpu_norm import fuses_layer_norm, residual_layer_norm
 from bert_jax.models.layers import activation
+from bert_jax.models.triton import has_triton_kernels
 from bert_jax.training.losses import biased_cross_entropy
 
 # Heads of 64, and a width that the kernel of LayerNorm takes.
@@ -81,6 +85,40 @@ def test_what_the_kernel_of_layer_norm_is_for(change, drops, fuses, as_on_a_gpu)
 def test_old_and_other_devices_have_no_kernels(platform, capability, has, monkeypatch):
     on(platform, monkeypatch, compute_capability=capability)
     assert has_triton_kernels() == has
+
+
+def test_without_jaxs_triton_models_are_imported_and_there_are_no_kernels():
+    lines = [
+        "import sys, types",
+        "sys.modules['jax.experimental.pallas.triton'] = None",
+        "import jax, bert_jax.models.triton as ours",
+        "gpu = types.SimpleNamespace(platform='gpu', compute_capability='9.0')",
+        "jax.devices = lambda: [gpu]",
+        "assert not ours.has_triton_kernels()",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True)
+
+
+@pytest.mark.parametrize("length", [128, 256])
+def test_kernels_as_they_are_can_be_lowered_for_an_h100(length):
+    operands, gradient = stacked((2, length, 2, 64), "bfloat16")
+    seed = jnp.array(SEED, jnp.uint32)
+    mask = jnp.ones((2, length), jnp.int32)
+    weights, weight = (gradient, *[jnp.ones(128)] * 2), jnp.ones(128)
+
+    def both(operands: jax.Array, gradient: jax.Array) -> Any:
+        attend = functools.partial(gpu_attention, dropout_rate=0.1, dropout_seed=seed)
+        context, pull = jax.vjp(lambda operands: attend(operands, mask), operands)
+        norm = functools.partial(residual_layer_norm, seed=seed, rate=0.1, epsilon=1e-12)
+        outputs, pull_norm = jax.vjp(lambda rows: norm(rows, weight, *weights), context)
+        return outputs, pull(pull_norm(gradient)[0])
+
+    h100 = AbstractDevice("NVIDIA H100 80GB HBM3", None, "cuda")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=h100)):
+        traced = jax.jit(both).trace(operands, gradient)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("ex2.approx") >= 2
+    assert text.count("xla.gpu.triton") == 4
 
 
 @pytest.mark.parametrize("name", ["gelu_new", "gelu", "relu"])

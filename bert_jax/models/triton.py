@@ -1,0 +1,65 @@
+"""What our kernels for GPUs take from JAX's Triton dialect of Pallas.
+
+JAX deprecated it in 0.11 in favour of Mosaic GPU, whose kernels are for Hopper and later, and says
+that it will go. Without it models compute on a GPU what XLA makes of the plain forms.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.models.devices import device_platform
+
+try:
+    from jax.experimental.pallas import triton
+except ImportError:
+    triton = None
+
+
+def has_triton_kernels() -> bool:
+    """Whether a program is traced for what these kernels, in bfloat16, are for.
+
+    That is NVIDIA's GPUs from Ampere on, by a JAX that has Triton.
+    """
+    if triton is None or device_platform() != "gpu":
+        return False
+    # Such as "9.0"; AMD's name theirs otherwise.
+    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
+    generation = capability.partition(".")[0]
+    return generation.isdecimal() and int(generation) >= 8
+
+
+def compiler_params(warps: int, stages: int | None = None) -> Any:
+    """How a kernel is compiled.
+
+    Args:
+      warps: threads of a program, in units of 32.
+      stages: how many blocks are on their way from memory at once; None leaves it to Triton.
+    """
+    return triton and triton.CompilerParams(num_warps=warps, num_stages=stages)
+
+
+def elementwise(
+    plain: Callable[..., jax.Array], ptx: str, *operands: Any, interpret: bool
+) -> jax.Array:
+    """`plain` of float32 operands that broadcast, by instructions that Triton would not choose.
+
+    Args:
+      plain: what they compute.
+      ptx: of one element: to $0, from $1, $2 and so on.
+      interpret: compute `plain` itself.
+    """
+    if interpret:
+        return plain(*operands)
+    arrays = jnp.broadcast_arrays(*operands)
+    assert triton
+    (results,) = triton.elementwise_inline_asm(
+        ptx,
+        args=arrays,
+        constraints="=f" + ",f" * len(arrays),
+        pack=1,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(arrays[0].shape, jnp.float32)],
+    )
+    return results
