@@ -1,7 +1,7 @@
-"""Contenders measured side by side: a process each, taking turns, several rounds.
+"""Contenders measured side by side: a process each, several rounds.
 
 A machine that others share is slower at one moment than at the next; contenders that take turns are
-slowed alike, and their ratio stays.
+slowed alike, and their ratio stays. A GPU that nobody shares is each contender's in turn.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,18 +48,13 @@ class Contender:
 def in_jax(
     name: str, module: str, settings: Mapping[str, Any], dtypes: Sequence[str], platform: str
 ) -> list[Contender]:
-    """A module of ours in each dtype, with the allocator that `train` starts itself with.
-
-    On a GPU it takes memory as it needs it: what JAX takes at its start, three quarters of a GPU,
-    the contenders beside it would lack.
-    """
-    own = {"JAX_PLATFORMS": platform, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    """A module of ours in each dtype, with the allocator that `train` starts itself with."""
     return [
         Contender(
             f"{name}, {dtype}",
             module,
             {**settings, "dtype": dtype},
-            allocator.SETTINGS | own,
+            allocator.SETTINGS | {"JAX_PLATFORMS": platform},
         )
         for dtype in dtypes
     ]
@@ -74,7 +69,7 @@ class Result:
       seconds: of one work in each round.
       rival_seconds: of the rival's work in the same rounds.
       ready: seconds until the first work was done, imports and compilation included.
-      memory: peak of the process in bytes.
+      memory: peak in bytes, of the GPU or of the process.
     """
 
     name: str
@@ -129,7 +124,7 @@ class Worker:
         return self._answer()
 
     def peak_memory(self) -> int:
-        """End the process; its peak in bytes."""
+        """End the process; its peak in bytes, or that of what it had of the GPU."""
         assert self._process.stdin
         self._process.stdin.close()
         memory = self._answer()
@@ -177,6 +172,26 @@ def contest(own: Sequence[Contender], peers: Sequence[Contender], rounds: int) -
                 taken[name].extend(more)
         mine = [Result(w.name, taken[w.name], {}, w.ready, w.peak_memory()) for w in rivals]
     return mine + results
+
+
+def contest_alone(
+    own: Sequence[Contender], peers: Sequence[Contender], rounds: int
+) -> Iterator[Result]:
+    """Measure one after the other, which has all of the machine.
+
+    Yields:
+      Of ours, then of the peers, as each is done. A peer's `rival_seconds` are those of ours in the
+      rounds of the same number.
+    """
+    rivals: dict[str, list[float]] = {}
+    for contender in (*own, *peers):
+        print(f"  {contender.name}", file=sys.stderr, flush=True)
+        with Worker(contender) as worker:
+            seconds = [worker.seconds() for _ in range(rounds)]
+            beside = dict(rivals) if contender in peers else {}
+            yield Result(contender.name, seconds, beside, worker.ready, worker.peak_memory())
+        if contender in own:
+            rivals[contender.name] = seconds
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float, float]:

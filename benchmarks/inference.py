@@ -10,11 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contest import DTYPES, Contender, contest, in_jax
+from benchmarks.contest import DTYPES, Contender, contest, contest_alone, in_jax
 from benchmarks.tables import record
 from bert_jax import allocator
 
-BATCH = 32
+SIZES = {"cpu": ("mini", "base"), "cuda": ("base", "large")}
+QUICK_SIZES = {"cpu": ("tiny",), "cuda": ("base",)}
+# How many sequences; and how many of them are a batch.
+COUNTS = {
+    "cpu": {"mixed": 512, "equal": 64, "alone": 1},
+    "cuda": {"mixed": 4096, "equal": 1024, "alone": 1},
+}
+QUICK_COUNTS = {"cpu": {"mixed": 64}, "cuda": COUNTS["cuda"]}
+BATCH = {"cpu": 32, "cuda": 128}
 
 
 def lengths(kind: str, count: int) -> list[int]:
@@ -25,30 +33,33 @@ def lengths(kind: str, count: int) -> list[int]:
     return np.clip(drawn, 4, 256).astype(int).tolist()
 
 
-def run(quick: bool) -> Iterator[dict[str, Any]]:
-    """A record for each size and kind of work."""
-    kinds = {"mixed": 64} if quick else {"mixed": 512, "equal": 64, "alone": 1}
-    for size in ("tiny",) if quick else ("mini", "base"):
-        for kind, count in kinds.items():
+def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
+    """A record for each size and kind of work; on a GPU anew with each contender."""
+    measure = contest_alone if device == "cuda" else contest
+    counts = (QUICK_COUNTS if quick else COUNTS)[device]
+    for size in (QUICK_SIZES if quick else SIZES)[device]:
+        for kind, count in counts.items():
             settings = {
                 "size": size,
                 "lengths": lengths(kind, count),
-                "batch_size": min(BATCH, count),
+                "batch_size": min(BATCH[device], count),
             }
             print(f"{size}, {kind}", flush=True)
             peers = [
                 Contender(
                     f"PyTorch, {dtype}",
                     "benchmarks.inference_torch",
-                    settings | {"dtype": dtype},
+                    settings | {"dtype": dtype, "device": device},
                     allocator.SETTINGS,
                 )
                 for dtype in DTYPES
             ]
-            own = in_jax("ours", "benchmarks.inference_jax", settings, DTYPES, "cpu")
-            results = contest(own, peers, 2 if quick else 5)
-            yield {
-                "name": f"{size}, {count} of {kind} lengths",
-                "sequences": count,
-                "results": [record(result) for result in results],
-            }
+            own = in_jax("ours", "benchmarks.inference_jax", settings, DTYPES, device)
+            results: list[dict[str, Any]] = []
+            for result in measure(own, peers, rounds=2 if quick else 5):
+                results.append(record(result))
+                yield {
+                    "name": f"{size}, {count} of {kind} lengths",
+                    "sequences": count,
+                    "results": results,
+                }

@@ -10,11 +10,13 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.peers import peer_config
 
 
-def prepare(size: str, lengths: list[int], batch_size: int, dtype: str) -> Callable[[], Any]:
+def prepare(
+    size: str, lengths: list[int], batch_size: int, dtype: str, device: str
+) -> Callable[[], Any]:
     """A function that encodes all sequences."""
     config = peer_config(size)
     model: Any = transformers.BertModel(config)
-    model.eval().to(getattr(torch, dtype))
+    model.eval().to(device, getattr(torch, dtype))
     torch.manual_seed(0)
     sequences = [torch.randint(1000, config.vocab_size, (length,)) for length in lengths]
 
@@ -22,7 +24,8 @@ def prepare(size: str, lengths: list[int], batch_size: int, dtype: str) -> Calla
         with torch.inference_mode():
             for start in range(0, len(sequences), batch_size):
                 rows = sequences[start : start + batch_size]
-                ids = pad_sequence(rows, batch_first=True)
-                model(input_ids=ids, attention_mask=(ids > 0).long()).pooler_output.float().numpy()
+                ids = pad_sequence(rows, batch_first=True).to(device)
+                outputs = model(input_ids=ids, attention_mask=(ids > 0).long())
+                outputs.pooler_output.float().cpu().numpy()
 
     return work

@@ -25,7 +25,8 @@ def begin(spec: Spec, total_steps: int) -> Learner:
     eval_step = compile_eval_step(trainer.objective)
 
     def step(number: int) -> None:
-        trainer.step(trainer.place(train.batch(number, spec.batch_size)))
+        placed = trainer.place(train.batch(number, spec.batch_size))
+        jax.block_until_ready(trainer.step(placed))
 
     def evaluate() -> dict[str, float]:
         batches = heldout.evaluation_batches(spec.batch_size, spec.eval_examples)

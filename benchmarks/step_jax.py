@@ -33,11 +33,11 @@ class Trainer:
         with jax.set_mesh(self.mesh):
             return jax.block_until_ready(shard_batch(self.mesh, batch))
 
-    def step(self, placed: Mapping[str, jax.Array]) -> None:
-        """Train on a batch that is on the device, and wait."""
+    def step(self, placed: Mapping[str, jax.Array]) -> Any:
+        """Train on a batch that is on the device; what can be waited for."""
         with jax.set_mesh(self.mesh):
             self.state, _, outcome = self._step(self.state, placed, 0)
-            jax.block_until_ready((self.state, outcome))
+        return outcome
 
 
 def model_of(size: str, dtype: str) -> BertConfig:
@@ -48,7 +48,7 @@ def model_of(size: str, dtype: str) -> BertConfig:
 
 
 def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
-    """A function that takes one step, and waits for it."""
+    """A function that has the device take one step."""
     arrays = read_batch(batch)
     config = Config(model=model_of(size, dtype))
     config.data.packing = "segment_ids" in arrays
@@ -56,3 +56,6 @@ def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
     trainer = Trainer(config)
     placed = trainer.place(arrays)
     return lambda: trainer.step(placed)
+
+
+wait = jax.block_until_ready

@@ -17,28 +17,37 @@ from benchmarks.peers import peer_config
 
 
 def prepare(
-    size: str, batch: str, dtype: str, head: str, compiled: bool, device: str = "cpu"
-) -> Callable[[], Any]:
-    """A function that takes one step, and waits for it."""
+    size: str, batch: str, dtype: str, head: str, mode: str, device: str
+) -> Callable[[], torch.Tensor]:
+    """A function that has the device take one step.
+
+    Args:
+      mode: of `torch.compile`; or "eager".
+    """
     arrays = {name: torch.from_numpy(a).to(device) for name, a in read_batch(batch).items()}
     model: Any = transformers.BertForPreTraining(peer_config(size))
     model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=head == "masked" or None)
     loss_of = _full_head(model, arrays) if head == "full" else _masked_head(model, arrays)
-    if compiled:
-        mode = "max-autotune" if device == "cuda" else None
+    if mode != "eager":
         loss_of = torch.compile(loss_of, mode=mode)
 
-    def work() -> None:
+    def work() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16"):
             loss = loss_of()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        loss.item()
+        return loss
 
     return work
+
+
+def wait(loss: torch.Tensor) -> None:
+    """Until the step that gave this loss is done, and those before it."""
+    if loss.is_cuda:
+        torch.cuda.synchronize()
 
 
 def _inputs(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -25,9 +25,11 @@ def table(cases: Sequence[dict[str, Any]]) -> str:
     """
     tables = []
     for own, group in itertools.groupby(cases, _rivals):
-        head = ["work", "contender", "ms", *(f"times {name}" for name in own), "GiB"]
+        results = [(case["name"], result) for case in group for result in case["results"]]
+        shares = ["MFU"] if any(result.get("mfu") for _, result in results) else []
+        head = ["work", "contender", "ms", *(f"times {name}" for name in own), *shares, "GiB"]
         lines = [head, ["---"] * len(head)]
-        lines += [_line(case["name"], result, own) for case in group for result in case["results"]]
+        lines += [_line(work, result, own, len(shares)) for work, result in results]
         tables.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join(tables)
 
@@ -37,11 +39,12 @@ def _rivals(case: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for result in case["results"] for name in result["ratio"]))
 
 
-def _line(work: str, result: dict[str, Any], own: Sequence[str]) -> list[str]:
+def _line(work: str, result: dict[str, Any], own: Sequence[str], shares: int) -> list[str]:
     milliseconds = result["seconds"][0] * 1e3
     shown = f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
     ratios = [_ratio(result["ratio"].get(name)) for name in own]
-    return [work, result["name"], shown, *ratios, f"{result['memory'] / 2**30:.2f}"]
+    share = [f"{result['mfu']:.1%}" if result.get("mfu") else ""] * shares
+    return [work, result["name"], shown, *ratios, *share, f"{result['memory'] / 2**30:.2f}"]
 
 
 def _ratio(values: tuple[float, float, float] | None) -> str:

@@ -3,8 +3,8 @@
 Dropout is on, lengths are real. The peers are `transformers` as it comes, its head on every
 position, and the same model with the head on the predicted positions alone, eager and compiled, in
 float32 and bfloat16 (autocast). Ours also takes the same sequences packed, where they fit into
-fewer rows: real tokens are what counts. Last come products alone, of as many FLOPs as the unpacked
-step: the bound of whatever computes padding.
+fewer rows: real tokens are what counts. Products alone are of as many FLOPs as the unpacked step:
+the bound of whatever computes padding.
 """
 
 import itertools
@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.batches import write_batch, write_packed_batch
-from benchmarks.contest import DTYPES, Contender, contest, in_jax
+from benchmarks.batches import phase_of, read_batch, write_batch, write_packed_batch
+from benchmarks.contest import DTYPES, Contender, contest, contest_alone, in_jax
+from benchmarks.machine import gpus
 from benchmarks.tables import record
 from bert_jax import allocator
+from bert_jax.config import model_size
+from bert_jax.training.flops import peak_flops, step_flops
 
 # Sequences a step, so that a step of the slowest takes some seconds on two cores.
 CPU_BATCHES = {
@@ -29,50 +32,72 @@ CPU_BATCHES = {
     ("small", 512): 8,
     ("base", 512): 2,
 }
-QUICK_BATCHES = {("tiny", 512): 8}
-GPU_BATCHES = {("base", 128): 256, ("base", 512): 64, ("large", 128): 128, ("large", 512): 32}
+# As many as leave the peer that takes the most memory, its head on all positions, within 80 GB.
+GPU_BATCHES = {("base", 128): 512, ("large", 512): 64, ("base", 512): 128, ("large", 128): 256}
+BATCHES = {"cpu": CPU_BATCHES, "cuda": GPU_BATCHES}
+QUICK_BATCHES = {"cpu": {("tiny", 512): 8}, "cuda": dict(itertools.islice(GPU_BATCHES.items(), 2))}
+DTYPES_ON = {"cpu": DTYPES, "cuda": ("bfloat16",)}
+# Heads, dtypes and modes of PyTorch. A mode that tries out a GPU's kernels is ready after minutes.
+HEADS, COMPILED = ("masked", "full"), ("eager", "default")
+PEERS = {
+    "cpu": [*itertools.product(HEADS, DTYPES, COMPILED)],
+    "cuda": [*itertools.product(HEADS, ("bfloat16",), (*COMPILED, "max-autotune"))],
+}
+QUICK_PEERS = {
+    "cpu": [("full", "float32", "eager"), ("masked", "bfloat16", "eager")],
+    "cuda": [*itertools.product(HEADS, ("bfloat16",), COMPILED)],
+}
 
 
-def peers(settings: dict[str, Any], device: str, quick: bool) -> Iterator[Contender]:
+def peers(settings: dict[str, Any], device: str, quick: bool) -> list[Contender]:
     """PyTorch as it comes; then the fair one with its allocator tuned, where that is the CPU's."""
-    for head, dtype, compiled in itertools.product(("full", "masked"), DTYPES, (False, True)):
-        if quick and (compiled or (head == "full") == (dtype == "bfloat16")):
-            continue
-        if device == "cuda" and dtype == "float32":
-            continue
-        tuned = allocator.SETTINGS if head == "masked" and device == "cpu" else {}
-        mode = "compiled" if compiled else "eager"
-        yield Contender(
-            f"PyTorch, {head} head, {mode}, {dtype}",
+    return [
+        Contender(
+            f"PyTorch, {head} head, {'compiled' if mode == 'default' else mode}, {dtype}",
             "benchmarks.step_torch",
-            settings | {"head": head, "dtype": dtype, "compiled": compiled, "device": device},
-            tuned,
+            settings | {"head": head, "dtype": dtype, "mode": mode, "device": device},
+            allocator.SETTINGS if head == "masked" and device == "cpu" else {},
         )
+        for head, dtype, mode in (QUICK_PEERS if quick else PEERS)[device]
+    ]
+
+
+def contenders(
+    settings: dict[str, Any], packed: Path | None, device: str, quick: bool
+) -> tuple[list[Contender], list[Contender]]:
+    """Ours and the others, by a size and a batch, and by the same sequences packed if there are."""
+    dtypes = DTYPES_ON[device]
+    own = in_jax("ours", "benchmarks.step_jax", settings, dtypes, device)
+    if packed:
+        fewer_rows = settings | {"batch": str(packed)}
+        own += in_jax("ours, packed", "benchmarks.step_jax", fewer_rows, dtypes, device)
+    products = in_jax("products alone", "benchmarks.products_jax", settings, dtypes, device)
+    return own, [*peers(settings, device, quick), *products]
+
+
+def utilization(contender: Contender, seconds: float) -> float | None:
+    """MFU, of what ours computes of these rows; None where the GPU's peak is not known."""
+    peak = peak_flops(next(iter(gpus("name")), ""))
+    size, batch = contender.settings["size"], read_batch(contender.settings["batch"])
+    return peak and step_flops(model_size(size), phase_of(batch)) / seconds / peak
 
 
 def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
-    """A record for each size and length."""
-    batches = QUICK_BATCHES if quick else CPU_BATCHES if device == "cpu" else GPU_BATCHES
-    rounds = 2 if quick else 5
-    for (size, seq_len), batch_size in batches.items():
+    """A record for each size and length; on a GPU anew with each contender that is measured."""
+    measure = contest_alone if device == "cuda" else contest
+    for (size, seq_len), batch_size in (QUICK_BATCHES if quick else BATCHES)[device].items():
         print(f"{size} at {seq_len}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "batch.npz"
-            tokens = write_batch(file, seq_len, batch_size)
-            settings = {"size": size, "batch": str(file)}
-            dtypes = DTYPES if device == "cpu" else DTYPES[1:]
-            own = in_jax("ours", "benchmarks.step_jax", settings, dtypes, device)
-            packed = Path(folder) / "packed.npz"
-            if write_packed_batch(packed, seq_len, batch_size) < batch_size:
-                fewer_rows = settings | {"batch": str(packed)}
-                own += in_jax("ours, packed", "benchmarks.step_jax", fewer_rows, dtypes, device)
-            others = [
-                *peers(settings, device, quick),
-                *in_jax("products alone", "benchmarks.products_jax", settings, dtypes, device),
-            ]
-            results = contest(own, others, rounds)
-        yield {
-            "name": f"{size} at {seq_len}, batch {batch_size}",
-            "tokens": tokens,
-            "results": [record(result) for result in results],
-        }
+            batch, packed = Path(folder) / "batch.npz", Path(folder) / "packed.npz"
+            tokens = write_batch(batch, seq_len, batch_size)
+            fewer = write_packed_batch(packed, seq_len, batch_size) < batch_size
+            settings = {"size": size, "batch": str(batch)}
+            own, others = contenders(settings, packed if fewer else None, device, quick)
+            results: list[dict[str, Any]] = []
+            case = {"name": f"{size} at {seq_len}, batch {batch_size}", "tokens": tokens}
+            measured = measure(own, others, rounds=2 if quick else 5)
+            for contender, result in zip((*own, *others), measured, strict=True):
+                results.append(record(result))
+                if device == "cuda":
+                    results[-1]["mfu"] = utilization(contender, results[-1]["seconds"][0])
+                yield case | {"results": results}

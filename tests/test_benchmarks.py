@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import small_run
 
-from benchmarks.contest import DTYPES
+from benchmarks.batches import write_batch
+from benchmarks.contest import DTYPES, contest_alone, in_jax
+from benchmarks.tables import record, table
 
 pytestmark = [pytest.mark.slow, pytest.mark.bench_smoke, pytest.mark.timeout(600)]
 # What of ours each suite's cases begin with, and how many contenders follow.
@@ -71,3 +73,24 @@ def test_a_suite_measures_ours_beside_its_peers(suite, tmp_path):
         rows += len(results)
     lines = (tmp_path / f"{suite}.md").read_text().splitlines()
     assert sum(line.startswith("|") for line in lines) - 2 * lines.count("") == rows + 2
+
+
+def test_what_is_measured_alone_is_beside_ours_all_the_same(tmp_path):
+    batch = tmp_path / "batch.npz"
+    write_batch(batch, seq_len=128, batch_size=2)
+    own, peers = (
+        in_jax(name, f"benchmarks.{name}_jax", {"size": "tiny", "batch": str(batch)}, DTYPES, "cpu")
+        for name in ("step", "products")
+    )
+    results = [record(result) for result in contest_alone(own, peers, rounds=2)]
+    assert [result["name"] for result in results] == [c.name for c in (*own, *peers)]
+    assert all(not result["ratio"] for result in results[:2])
+    ours, theirs = results[0], results[-1]
+    assert list(theirs["ratio"]) == [contender.name for contender in own]
+    _, least, greatest = theirs["ratio"][ours["name"]]
+    quotients = [a / b for a in theirs["seconds"][1:] for b in ours["seconds"][1:]]
+    assert min(quotients) <= least <= greatest <= max(quotients)
+    results[0]["mfu"] = 0.5
+    lines = table([{"name": "work", "results": results}]).splitlines()
+    assert lines[0].split(" | ")[-2] == "MFU"
+    assert [line.split(" | ")[-2] for line in lines[2:]] == ["50.0%", "", "", ""]
