@@ -19,7 +19,8 @@ import numpy as np
 
 from bert_jax.models import gpu_attention
 from bert_jax.models.gpu_attention_kernels import Blocks
-from bert_jax.models.kernels import KernelSettings
+from bert_jax.models.kernels import LANES, KernelSettings
+from bert_jax.models.triton import multiplies_from_memory
 
 # Rows, positions, heads: of base and of large in the paper's two phases.
 SHAPES = ((256, 128, 12), (32, 512, 16))
@@ -103,10 +104,11 @@ def main() -> None:
         shape = f"{batch} x {length}, {heads} heads"
         compare(f"forward, {shape}", "_FORWARD", ways((64, 128), (32, 64)), forward, *operands)
         residuals = jax.jit(forward)(*operands)[1]
-        alone = length == 128
         name, cuts = "_BACKWARD", ways((32, 64, 128), (16, 32))
-        if alone:
+        if length == LANES:
             name, cuts = "_BACKWARD_ALONE", ways((32, 64, 128), (64,))
+        if not multiplies_from_memory():
+            name += "_BY_REGISTERS"
         compare(f"backward, {shape}", name, cuts, backward, residuals, gradient)
 
 

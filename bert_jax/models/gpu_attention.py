@@ -28,13 +28,16 @@ from bert_jax.models.kernels import (
     place_of,
     rate_and_seed,
 )
-from bert_jax.models.triton import compiler_params
+from bert_jax.models.triton import compiler_params, multiplies_from_memory
 
 # The fastest of several on an H100 (docs/gpu_path.md): forward, backward, and backward where a
 # program has all keys of a head.
 _FORWARD = Blocks(queries=64, keys=32, warps=4, stages=2)
 _BACKWARD = Blocks(queries=64, keys=32, warps=4, stages=3)
 _BACKWARD_ALONE = Blocks(queries=128, keys=64, warps=8, stages=2)
+# Where what is multiplied is in registers, these are the largest for which they are enough.
+_BACKWARD_BY_REGISTERS = Blocks(queries=32, keys=32, warps=4, stages=2)
+_BACKWARD_ALONE_BY_REGISTERS = Blocks(queries=32, keys=64, warps=8, stages=2)
 
 
 def gpu_attention(
@@ -171,6 +174,13 @@ def _forward(settings: KernelSettings, *operands: jax.Array):
     return context, (*operands, context, denominators)
 
 
+def _backward_blocks(length: int) -> Blocks:
+    """By the length of a row, and the GPU."""
+    if multiplies_from_memory():
+        return _BACKWARD_ALONE if length == LANES else _BACKWARD
+    return _BACKWARD_ALONE_BY_REGISTERS if length == LANES else _BACKWARD_BY_REGISTERS
+
+
 def _backward(settings: KernelSettings, residuals: tuple[jax.Array, ...], gradient: jax.Array):
     *arrays, place, context, denominators = residuals
     stacked = arrays[0]
@@ -178,7 +188,7 @@ def _backward(settings: KernelSettings, residuals: tuple[jax.Array, ...], gradie
     # What softmax takes from the gradient of a query's scores: of the context it is the same sum.
     products = context.astype(jnp.float32) * gradient.astype(jnp.float32)
     along_BHL = products.reshape(batch, length, heads, width).sum(axis=-1).swapaxes(1, 2)
-    blocks = _BACKWARD_ALONE if length == LANES else _BACKWARD
+    blocks = _backward_blocks(length)
     in_specs, of_context, of_head = _specs(stacked.shape)
     stacked_gradient = pl.pallas_call(
         functools.partial(backward_kernel, settings, blocks),

@@ -23,12 +23,25 @@ def has_triton_kernels() -> bool:
 
     That is NVIDIA's GPUs from Ampere on, by a JAX that has Triton.
     """
-    if triton is None or device_platform() != "gpu":
-        return False
+    return triton is not None and _generation() >= 8
+
+
+def multiplies_from_memory() -> bool:
+    """Whether the GPU's products take what they multiply from shared memory, not from registers.
+
+    So do Hopper's (wgmma) and those of Blackwell for datacenters (tcgen05).
+    """
+    return _generation() in (9, 10)
+
+
+def _generation() -> int:
+    """Of NVIDIA's GPUs the first number of the compute capability; 0 where it is for none."""
+    if device_platform() != "gpu":
+        return 0
     # Such as "9.0"; AMD's name theirs otherwise.
     capability = str(getattr(jax.devices()[0], "compute_capability", ""))
     generation = capability.partition(".")[0]
-    return generation.isdecimal() and int(generation) >= 8
+    return int(generation) if generation.isdecimal() else 0
 
 
 def compiler_params(warps: int, stages: int | None = None) -> Any:

@@ -19,7 +19,7 @@ from bert_jax.models.attention import implementation
 from bert_jax.models.gpu_attention import gpu_attention
 from bert_jax.models.gpu_norm import fuses_layer_norm, residual_layer_norm
 from bert_jax.models.layers import activation
-from bert_jax.models.triton import has_triton_kernels
+from bert_jax.models.triton import has_triton_kernels, multiplies_from_memory
 from bert_jax.training.losses import biased_cross_entropy
 
 # Heads of 64, and a width that the kernel of LayerNorm takes.
@@ -79,12 +79,21 @@ def test_what_the_kernel_of_layer_norm_is_for(change, drops, fuses, as_on_a_gpu)
 
 
 @pytest.mark.parametrize(
-    ("platform", "capability", "has"),
-    [("gpu", "9.0", True), ("gpu", "7.5", False), ("gpu", "gfx90a", False), ("cpu", "9.0", False)],
+    ("platform", "capability", "has", "from_memory"),
+    [
+        ("gpu", "7.5", False, False),
+        ("gpu", "8.6", True, False),
+        ("gpu", "9.0", True, True),
+        ("gpu", "10.0", True, True),
+        ("gpu", "12.0", True, False),  # Blackwell for desktops multiplies as Ampere does
+        ("gpu", "gfx90a", False, False),
+        ("cpu", "9.0", False, False),
+    ],
 )
-def test_old_and_other_devices_have_no_kernels(platform, capability, has, monkeypatch):
+def test_what_devices_have(platform, capability, has, from_memory, monkeypatch):
     on(platform, monkeypatch, compute_capability=capability)
     assert has_triton_kernels() == has
+    assert multiplies_from_memory() == from_memory
 
 
 def test_without_jaxs_triton_models_are_imported_and_there_are_no_kernels():
