@@ -109,8 +109,8 @@ def forward_kernel(
             scores.append(jnp.where(alike_QM, scores_QM, _MASKED))
         new_largest = jnp.maximum(largest, jnp.maximum(*scores).max(axis=1))
         before = jnp.exp2((largest - new_largest) * unit)
-        least = (-new_largest * unit)[:, None]
-        weights = [_exp2(settings, scores_QM, unit, least) for scores_QM in scores]
+        minus_largest = (-new_largest * unit)[:, None]
+        weights = [_exp2(settings, scores_QM, unit, minus_largest) for scores_QM in scores]
         total = total * before + jnp.add(*weights).sum(axis=1)
         context *= before[:, None]
         bits = draw((first, size), (starts[0], tile))
