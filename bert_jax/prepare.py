@@ -40,6 +40,7 @@ from bert_jax.data.shards import Manifest
 from bert_jax.data.workers import core_count, worker_pool
 from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
 from bert_jax.flags import Parser
+from bert_jax.user_cache import user_cache
 
 # The manifest's settings tell by it what the words in `new_tokens` were: the file may change.
 _NEW_PIECES = "new_tokens_digest"
@@ -120,14 +121,16 @@ def default_directory(corpus: CorpusConfig, vocab_size: int) -> Path:
     """Where `train` keeps the shards of a corpus by itself: in the user's cache folder.
 
     The name holds a hash of the settings, and of the full paths of the source and other files.
+
+    Raises:
+      UserError: as `user_cache`.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     kind, _, where = corpus.source.partition(":")
     place = os.path.abspath(where) if kind in ("text", "jsonl") else where
     files = [os.path.abspath(path) for path in (corpus.vocab, corpus.new_tokens) if path]
     settings = [shards.VERSION, asdict(corpus), vocab_size, place, *files]
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=6).hexdigest()
-    return cache / "bert_jax" / f"{kind}-{digest}"
+    return user_cache() / f"{kind}-{digest}"
 
 
 def _check_replaceable(output: Path) -> None:

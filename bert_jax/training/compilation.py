@@ -8,6 +8,9 @@ from pathlib import Path
 
 import jax
 
+from bert_jax.errors import UserError
+from bert_jax.user_cache import user_cache
+
 _MAX_BYTES = 2 << 30
 # Below this a lookup gains little.
 _MIN_SECONDS = 0.1
@@ -16,17 +19,18 @@ _MIN_SECONDS = 0.1
 def keep_compiled_programs() -> None:
     """Let JAX keep compiled programs in the user's cache folder, the newest 2 GiB of them.
 
-    One that the user has chosen (JAX_COMPILATION_CACHE_DIR) stays; where the folder cannot be
-    written, programs are compiled each time. JAX names them by what they are compiled from, its
-    own version and the devices, but not by what the host's processor can do, for which programs of
-    the CPU are made: each kind of processor has a folder of its own.
+    One that the user has chosen (JAX_COMPILATION_CACHE_DIR) stays; where there is no such folder,
+    or none that can be written, programs are compiled each time. JAX names them by what they are
+    compiled from, its own version and the devices, but not by what the host's processor can do, for
+    which programs of the CPU are made: each kind of processor has a folder of its own.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "bert_jax" / f"compiled-{_processor()}"
-    with suppress(OSError):
+    try:
+        folder = user_cache() / f"compiled-{_processor()}"
         folder.mkdir(parents=True, exist_ok=True)
+    except (UserError, OSError):
+        return
     if os.access(folder, os.W_OK):
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
