@@ -30,14 +30,15 @@ def load_params(weights: Weights, like: Mapping[str, Any]) -> tuple[dict[str, An
       The tree, and the names of the leaves that `weights` has nothing for: they are as in `like`.
 
     Raises:
-      UserError: a shape that is not the model's, or a tensor that cannot be read.
+      UserError: a shape that is not the model's, or a tensor that cannot be read, or that holds
+        what is no finite number.
     """
     leaves: dict[str, Any] = dict(flatten_dict(like, sep="/"))
     missing = []
     for name in sorted(leaves, key=lambda name: -leaves[name].size):
         tensors = _tensors_of_leaf(weights, name)
         if tensors:
-            leaves[name] = _placed(name, tensors, leaves[name])
+            leaves[name] = _placed(weights.source, name, tensors, leaves[name])
         else:
             missing.append(name)
     return unflatten_dict(leaves, sep="/"), sorted(missing)
@@ -57,12 +58,18 @@ def _tensors_of_leaf(weights: Weights, name: str) -> list[Tensor]:
     return [weights.tensors[name.replace("/layer/", f"/layer_{i}/", 1)] for i in layers]
 
 
-def _placed(name: str, tensors: list[Tensor], leaf: Any) -> jax.Array:
+def _placed(source: str, name: str, tensors: list[Tensor], leaf: Any) -> jax.Array:
     host = np.zeros(leaf.shape, leaf.dtype)
     stacked = name.startswith("bert/encoder/layer/")
     _check_shape(name, tensors, leaf.shape, stacked)
     for index, tensor in enumerate(tensors):
         (host[index] if stacked else host)[: tensor.shape[0]] = tensor.read()
+    if not np.isfinite(host).all():
+        # One such number makes every answer NaN, and every step of training one to skip.
+        raise UserError(
+            f"{source}: {name} holds NaN or infinity: its training has failed, or the file is "
+            "damaged; give another model"
+        )
     sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
     placed = jax.make_array_from_callback(leaf.shape, sharding, lambda index: host[index])
     return placed.block_until_ready()

@@ -98,6 +98,19 @@ def test_a_model_of_another_size_is_refused(weights):
         load_params(weights, abstract(BertForPreTraining(config)))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("scan", [True, False])
+def test_numbers_that_are_none_are_refused(value, scan, weights):
+    name = "bert/encoder/layer_1/attention/self/query/kernel"
+    array = weights.tensors[name].read().copy()
+    array[1, 2] = value
+    changed = dataclasses.replace(weights.tensors[name], read=lambda: array)
+    ruined = dataclasses.replace(weights, tensors={**weights.tensors, name: changed})
+    config = dataclasses.replace(weights.config, scan_layers=scan)
+    with pytest.raises(UserError, match=r"theirs: .*self/query/kernel holds NaN or infinity"):
+        load_params(ruined, abstract(BertForPreTraining(config)))
+
+
 def test_positions_are_cut_or_repeated(weights):
     table = weights.tensors["bert/embeddings/position_embeddings"].read()
     for length in (1, 17, 40, 41, 100):
