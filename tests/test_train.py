@@ -14,9 +14,10 @@ from small_run import WORDS, history, parameters, small_config, write_books
 
 from bert_jax.config import Config, Phase
 from bert_jax.data.tokenization import train_tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import TrainingFailure, UserError
 from bert_jax.prepare import prepare
 from bert_jax.pretraining import train, with_token_shards
+from bert_jax.training.checkpoints import saved_steps
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.window import Window
@@ -84,6 +85,21 @@ def test_a_stopped_run_goes_on_bit_for_bit(shards, finished_run, tmp_path, monke
     assert history(tmp_path / "run") == history(finished_run)
     whole, resumed = parameters(finished_run, 12), parameters(tmp_path / "run", 12)
     assert_equal_trees(whole, resumed)
+
+
+def test_a_run_stopped_in_a_row_of_skipped_steps_keeps_the_last_good_state(
+    shards, tmp_path, monkeypatch
+):
+    """Whoever reads of NaN presses Ctrl-C: what is ruined by then must not be the newest."""
+    config = small_config(shards)
+    config.optimizer.learning_rate, config.optimizer.max_skipped = 1e30, 4  # ruined by step 2
+    config.checkpoint_every = 1
+    with monkeypatch.context() as patch:
+        stop_after(4, patch)
+        assert not train(config, tmp_path / "run")
+    assert max(saved_steps(tmp_path / "run/checkpoints")) == 2
+    with pytest.raises(TrainingFailure, match="4 steps in a row were skipped, from step 3 on"):
+        train(config, tmp_path / "run")
 
 
 def assert_equal_trees(left, right) -> None:

@@ -162,8 +162,7 @@ def save_checkpoint(run: Run, state: TrainState, step: int) -> None:
       TrainingFailure: too many steps in a row were skipped, or a parameter is not finite.
       UserError: as `Checkpoints.save`.
     """
-    run.window.settle()
-    _tell_skips(run)
+    settle(run)
     run.begin("save")
     with run.clock("checkpoint"):
         if not _all_finite(state.params):
@@ -173,6 +172,16 @@ def save_checkpoint(run: Run, state: TrainState, step: int) -> None:
             )
         run.checkpoints.save(state, step, run.window.state())
     run.writer.write(run.clock.record(step))
+
+
+def settle(run: Run) -> None:
+    """Wait for all steps, and log those that were skipped.
+
+    Raises:
+      TrainingFailure: too many in a row were skipped.
+    """
+    run.window.settle()
+    _tell_skips(run)
 
 
 @jax.jit

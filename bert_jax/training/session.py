@@ -15,7 +15,7 @@ from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock
 from bert_jax.training.cluster import Cluster, join_cluster
 from bert_jax.training.console import Progress
-from bert_jax.training.loop import Run, save_checkpoint
+from bert_jax.training.loop import Run, save_checkpoint, settle
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.run_directory import locked
 from bert_jax.training.state import TrainState
@@ -126,11 +126,18 @@ def open_run(
 
 
 def save_last(run: Run, state: TrainState) -> None:
-    """Save the state in which training ends or stops, and wait until it is safe."""
-    save_checkpoint(run, state, int(state.step))
+    """Save the state in which training ends or stops, and wait until it is safe.
+
+    One that stops in a row of skipped steps may be ruined, as in `train_steps`: the last good
+    checkpoint stays the newest.
+    """
+    step = int(state.step)
+    settle(run)
+    if not run.window.in_row or step == run.config.total_steps:
+        save_checkpoint(run, state, step)
     with run.clock("checkpoint"):
         run.checkpoints.close()
-    run.writer.write(run.clock.record(int(state.step)))
+    run.writer.write(run.clock.record(step))
 
 
 @contextmanager
