@@ -1,6 +1,6 @@
 """What a run writes about itself: metrics.jsonl, TensorBoard events and environment.json.
 
-jax and tensorboardX are imported where they are used, for those who only read metrics.
+jax is imported where it is used, for those who only read metrics.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bert_jax.errors import UserError
+from bert_jax.training.events import EventWriter
 from bert_jax.training.run_files import replace_text, write_json
 
 METRICS_FILE = "metrics.jsonl"
@@ -42,9 +43,8 @@ _PACKAGES = (
 class MetricsWriter:
     """Appends records to `metrics.jsonl` and their numbers to `tensorboard/`.
 
-    A line is with the operating system when `write` returns, an event a second later. With a "time"
-    record the lines are on the disk, or in the bucket that is mounted there. One process of a run
-    writes.
+    Both are with the operating system when `write` returns, and with a "time" record on the disk,
+    or in the bucket that is mounted there. One process of a run writes.
     """
 
     def __init__(
@@ -64,22 +64,13 @@ class MetricsWriter:
         Raises:
           UserError: as `read_metrics`.
         """
-        from tensorboardX import SummaryWriter
-
         self._enabled = enabled
         if not enabled:
             return
         run_directory.mkdir(parents=True, exist_ok=True)
         truncate_after(run_directory, start_step, evaluated)
         self._lines = (run_directory / METRICS_FILE).open("a", encoding="utf-8")
-        self._events = SummaryWriter(
-            str(run_directory / "tensorboard"),
-            purge_step=start_step + 1,
-            # The writing thread flushes by itself; SummaryWriter.flush leaves out its queue.
-            flush_secs=1,
-            # The name holds whole seconds: two writers of one second would share a file.
-            filename_suffix=f".{time.time_ns()}",
-        )
+        self._events = EventWriter(run_directory / "tensorboard", purge_step=start_step + 1)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append a record; "time" (unix seconds) is added where it is missing.
@@ -93,12 +84,16 @@ class MetricsWriter:
         record = {"time": time.time()} | {key: _plain(value) for key, value in record.items()}
         self._lines.write(json.dumps(record, allow_nan=False) + "\n")
         self._lines.flush()
+        values = {
+            f"{record['kind']}/{name}": value
+            for name, value in record.items()
+            if name not in ("step", "phase", "time") and isinstance(value, int | float)
+        }
+        if values:
+            self._events.write(values, record.get("step", 0), record["time"])
         if record["kind"] == "time":  # with each checkpoint, of which it is to be as sure
             os.fsync(self._lines.fileno())
-        for name, value in record.items():
-            if name not in ("step", "phase", "time") and isinstance(value, int | float):
-                tag = f"{record['kind']}/{name}"
-                self._events.add_scalar(tag, value, record.get("step", 0), record["time"])
+            self._events.sync()
 
     def close(self) -> None:
         """Close both files, once all is written."""

@@ -6,7 +6,6 @@ import math
 import os
 import struct
 import subprocess
-import time
 from pathlib import Path
 
 import jax
@@ -51,9 +50,9 @@ def test_lines_are_on_the_disk_with_a_time_record(tmp_path, monkeypatch):
         writer.write(train(10, loss=5.25))
         assert not durable
         writer.write({"kind": "time", "step": 10, "session": 1.0, "seconds": {}})
-        (found,) = durable
-        whole = (tmp_path / METRICS_FILE).stat()
-        assert (found.st_ino, found.st_size) == (whole.st_ino, whole.st_size)
+        (events,) = (tmp_path / "tensorboard").iterdir()
+        for path, found in zip((tmp_path / METRICS_FILE, events), durable, strict=True):
+            assert (found.st_ino, found.st_size) == (path.stat().st_ino, path.stat().st_size)
 
 
 def test_time_is_added(tmp_path):
@@ -177,13 +176,26 @@ def test_tensorboard_shows_one_history_too(tmp_path):
     with MetricsWriter(tmp_path, 20) as writer:
         writer.write(train(30, loss=2.0))
         writer.write({"kind": "eval", "step": 30, "mlm_loss": 3.0})
-        time.sleep(2.5)
         assert ("eval/mlm_loss", [(30, 3.0)]) in scalars(tmp_path).items(), "before it is closed"
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
     assert scalars(tmp_path) == {
         "train/loss": [(10, 1.0), (20, 1.0), (30, 2.0)],
         "eval/mlm_loss": [(30, 3.0)],
     }
+
+
+def test_a_full_disk_is_told_where_tensorboard_meets_it_first(tmp_path, small_disk):
+    """And not waited for: each record is of less than 100 bytes there, and the disk of 16 KiB."""
+    (tmp_path / "tensorboard").symlink_to(small_disk("16k"))
+
+    def write_all() -> None:
+        with MetricsWriter(tmp_path, 0) as writer:
+            for step in range(1000):
+                writer.write(train(step, loss=1.0))
+
+    with pytest.raises(OSError, match="No space left"):
+        write_all()
+    assert len(read_metrics(tmp_path)) < 1000
 
 
 def test_environment_names_versions_devices_and_the_command(tmp_path):
