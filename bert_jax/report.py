@@ -86,7 +86,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
         else:
             replace_text(path, text)
     except OSError as error:
-        raise UserError(f"{error.filename or path}: {error.strerror}") from error
+        raise UserError(f"{error.filename or path}: {error.strerror or error}") from error
     except RecursionError as error:
         raise UserError(f"{run_directory}: a file of the run is nested too deeply") from error
     return path

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax import report
 from bert_jax.config import Config, Phase, model_size
 from bert_jax.errors import UserError
 from bert_jax.pretraining import _closing_summary
@@ -360,6 +361,17 @@ def test_an_output_that_cannot_be_written(tmp_path):
     run = make_run(tmp_path / "run", last=20)
     with pytest.raises(UserError, match=r"nowhere/page\.html: No such file"):
         write_report(run, tmp_path / "nowhere" / "page.html")
+
+
+def test_what_a_library_lacks_is_told_in_its_words(tmp_path, monkeypatch):
+    """Matplotlib without a folder for its cache: an error without a number has no text of one."""
+
+    def drawn(directory: Path) -> str:
+        raise OSError("Matplotlib requires access to a writable cache directory")
+
+    monkeypatch.setattr(report, "_page", drawn)
+    with pytest.raises(UserError, match="Matplotlib requires access to a writable cache"):
+        write_report(make_run(tmp_path / "run"))
 
 
 def test_help_is_quick_and_loads_nothing_heavy():
