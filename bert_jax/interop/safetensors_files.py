@@ -85,7 +85,9 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in sorted(tensors):
-            np.ascontiguousarray(tensors[name].read()).tofile(file)
+            # Not by `tofile`, whose error tells of bytes and not of a full disk.
+            array = np.ascontiguousarray(tensors[name].read())
+            file.write(array.reshape(-1).view(np.uint8).data)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

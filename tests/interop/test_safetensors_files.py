@@ -61,6 +61,13 @@ def test_the_library_reads_what_is_written(tmp_path: Path):
     assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
 
 
+def test_a_full_disk_is_told_as_such(small_disk):
+    array = np.ones(100_000, np.float32)
+    tensors = {"a": Tensor(array.shape, array.dtype, lambda: array)}
+    with pytest.raises(OSError, match="No space left on device"):
+        write_safetensors(small_disk("64k") / "x.safetensors", tensors)
+
+
 HOSTILE = {
     "empty": b"",
     "seven bytes": b"\0" * 7,
