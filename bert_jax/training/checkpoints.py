@@ -5,7 +5,9 @@ The seal also holds the dtype, shape and fingerprint of every array. What fails 
 and moved to `checkpoints/damaged`; it is never deleted.
 """
 
+import errno
 import logging
+import os
 import re
 import shutil
 import sys
@@ -23,6 +25,8 @@ from bert_jax.training.seal import Damage, check_files, read_seal, write_seal
 
 DAMAGED = "damaged"
 _UNFINISHED = ocp.path.atomicity.TMP_DIR_SUFFIX
+_PROBE = "probe"
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NEVER_SAVED, _NONE_WHOLE = -1, -2
 # What Orbax and the seal write beside the arrays of a small model.
 _METADATA_BYTES = 1 << 20
@@ -175,12 +179,28 @@ class Checkpoints:
 
     def _check_room(self, state: Any) -> None:
         """Raise at once what would fail on the way, and leave the disk full."""
+        if number := _of_first_process(self._cannot_make_folders()):
+            raise OSError(number, os.strerror(number), str(self._folder))
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + _METADATA_BYTES
         disk = shutil.disk_usage(self._folder)
         # Some network drives say nothing: 0 of 0 bytes are free.
         if _of_first_process(disk.total > 0 and disk.free < needed):
             sizes = f"it takes {needed / 2**20:,.1f} MiB, and {disk.free / 2**20:,.1f} are free"
             raise OSError(sizes)
+
+    def _cannot_make_folders(self) -> int:
+        """The number of the error that Orbax would meet in its first folder; 0 for none.
+
+        Threads of its own wait minutes for that folder, and the process for them as it ends.
+        """
+        if jax.process_index():
+            return 0  # process 0 makes it for all
+        try:
+            (self._folder / _PROBE).mkdir(exist_ok=True)
+            (self._folder / _PROBE).rmdir()
+        except OSError as error:
+            return error.errno or errno.EIO
+        return 0
 
     def _newest_whole(self) -> int:
         """The step of the newest checkpoint whose files are all as they were written."""
@@ -225,9 +245,11 @@ class Checkpoints:
         self._newest = None
         kept = saved_steps(self._folder)
         held = f"the newest one that is whole is step {max(kept)}" if kept else "there is none yet"
+        forbidden = isinstance(error, OSError) and error.errno in _FORBIDDEN
+        mend = "let it be written to" if forbidden else "free some disk space"
         return UserError(
             f"{self._folder}: a checkpoint could not be written ({first_line(error)}); {held}; "
-            "free some disk space and start the same command again"
+            f"{mend} and start the same command again"
         )
 
 

@@ -5,6 +5,8 @@ import os
 import random
 import resource
 import shutil
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -343,6 +345,20 @@ def test_a_full_disk_is_told_at_once_and_keeps_what_was_saved(small_disk):
     assert restored is not None
     np.testing.assert_array_equal(restored[0]["x"], floats(3)["x"])
     assert sorted(os.listdir(run / "checkpoints")) == ["0", "1", "2", "3"]
+
+
+def test_a_folder_that_may_not_be_written_is_told_and_not_waited_for(small_disk):
+    """A disk that the system has made read-only after errors, say."""
+    run = small_disk("40m")
+    checkpoints = Checkpoints(run, 10)
+    checkpoints.save(floats(0), 0, {})
+    checkpoints.close()
+    subprocess.run(["mount", "-o", "remount,ro", str(run)], check=True)
+    before = {*threading.enumerate()}
+    with pytest.raises(UserError, match=r"Read-only .*whole is step 0; let it be written to and"):
+        Checkpoints(run, 10).save(floats(1), 1, {})
+    waiting = {*threading.enumerate()} - before
+    assert not [thread for thread in waiting if not thread.daemon]
 
 
 def test_the_best_stays_until_a_checkpoint_that_names_another_is_whole(tmp_path, monkeypatch):
