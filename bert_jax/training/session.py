@@ -148,7 +148,8 @@ def _machine_errors_explained(directory: Path) -> Iterator[None]:
         if error.errno not in _NO_ROOM_OR_RIGHT:
             raise
         where = error.filename or directory
-        raise UserError(f"{where}: {error.strerror}; then start the same command again") from error
+        told = f"{where}: {error.strerror}; when that is mended, start the same command again"
+        raise UserError(told) from error
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
