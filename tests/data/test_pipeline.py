@@ -23,8 +23,11 @@ from bert_jax.data.pipeline import (
     Batch,
     PairExamples,
     majority_baseline,
+    open_examples,
     train_dataset,
 )
+from bert_jax.data.shards import SPLITS
+from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.errors import UserError
 
 
@@ -119,6 +122,19 @@ def test_without_next_sentence_examples_are_spans(
         starts.append(text[0])
     assert len(set(starts)) == len(starts)
     assert not batch["token_type_ids"].any()
+
+
+def test_neither_side_is_taken_for_the_other(shards: Path) -> None:
+    """Of one cut both have plans of the same settings, beside the shards of both."""
+    tokenizer = load_tokenizer(shards / "tokenizer")
+    sizes = {"seq_len": 32, "max_predictions": 5, "seed": 17}
+
+    def opened(split: str) -> PairExamples:
+        return open_examples(shards, split, tokenizer, DataConfig(duplicates=1), **sizes)
+
+    first = {split: opened(split).batch(0, 64) for split in SPLITS}
+    for split in SPLITS:
+        assert_equal(opened(split).batch(0, 64), first[split])
 
 
 def test_any_number_of_hosts_builds_the_same_batch(

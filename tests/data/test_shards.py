@@ -107,9 +107,12 @@ def test_fingerprint_follows_the_data_and_the_tokenizer(directory: Path) -> None
     other = dataclasses.replace(entry, checksums={**entry.checksums, "train-00000.tokens.npy": ""})
     changed = [
         dataclasses.replace(manifest, tokenizer_digest="other"),
+        dataclasses.replace(manifest, vocab_size=VOCAB_SIZE + 1),
         dataclasses.replace(manifest, splits={**manifest.splits, "train": Split((other,))}),
+        dataclasses.replace(manifest, splits={**manifest.splits, "heldout": Split((entry,))}),
+        dataclasses.replace(manifest, splits={**manifest.splits, "heldout": Split((other,))}),
     ]
-    assert len({m.fingerprint for m in [manifest, *changed]}) == 3
+    assert len({m.fingerprint for m in [manifest, *changed]}) == 6
     moved = dataclasses.replace(manifest, source="text:elsewhere", inputs="")
     assert moved.fingerprint == manifest.fingerprint
 
