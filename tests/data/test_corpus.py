@@ -207,6 +207,13 @@ def test_endless_sentences_are_cut_at_words() -> None:
     assert [len(s) for s in documents[0][-3:]] == [MAX_SENTENCE, MAX_SENTENCE, 1]
 
 
+def test_an_endless_word_after_others_is_cut_by_itself() -> None:
+    data = ("one two " + "x" * (2 * MAX_SENTENCE + 1) + " three").encode()
+    (document,), counts = text_documents(CorpusConfig(sentences="lines"), text_unit(data))
+    assert counts == {"long_sentences": 1}
+    assert document == ["one two", "x" * MAX_SENTENCE, "x" * MAX_SENTENCE, "x three"]
+
+
 @given(st.text(), st.sampled_from(["lines", "split"]))
 def test_no_letter_is_lost_and_no_sentence_is_empty(text: str, sentences: str) -> None:
     config = CorpusConfig(sentences=sentences)
