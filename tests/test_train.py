@@ -7,14 +7,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 from small_run import WORDS, history, parameters, small_config, write_books
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.tokenization import train_tokenizer
+from bert_jax.data.pipeline import phase_examples
+from bert_jax.data.tokenization import load_tokenizer, train_tokenizer
 from bert_jax.errors import TrainingFailure, UserError
+from bert_jax.interop import load_weights
+from bert_jax.models import BertForPreTraining
+from bert_jax.prediction.predictor import needed_params, unrolled
 from bert_jax.prepare import prepare
 from bert_jax.pretraining import train, with_token_shards
 from bert_jax.training.checkpoints import saved_steps
@@ -57,6 +63,32 @@ def test_the_learning_rate_runs_over_both_phases(finished_run):
     rates = [r["learning_rate"] for r in history(finished_run) if "learning_rate" in r]
     expected = [0.0, 0.5] + [1 - step / 12 for step in range(2, 12)]
     np.testing.assert_allclose(rates, 5e-3 * np.array(expected), rtol=1e-5)
+
+
+def test_evaluations_are_of_held_out_examples_without_dropout(shards, finished_run):
+    """The last one, done again by `predict`'s way to a run's model."""
+    config, run = small_config(shards), load_weights(str(finished_run))
+    model = BertForPreTraining(unrolled(run.config))
+    params = needed_params(run, model, np.zeros((1, 1), np.int32))
+    heldout = phase_examples(config, 1, "heldout", load_tokenizer(shards / "tokenizer"))
+    (batch,) = heldout.evaluation_batches(config.eval_examples, config.eval_examples)
+    model_reads = ("input_ids", "token_type_ids", "attention_mask", "masked_lm_positions")
+    outputs: Any = model.apply({"params": params}, *(batch[name] for name in model_reads))
+    evaluation, baseline = (
+        [r for r in read_metrics(finished_run) if r["kind"] == kind][-1]
+        for kind in ("eval", "baseline")
+    )
+    for name, labels, weights in (
+        ("mlm", batch["masked_lm_ids"], batch["masked_lm_weights"]),
+        ("nsp", batch["next_sentence_labels"], batch["next_sentence_weights"]),
+    ):
+        of_label, logits = (x[weights > 0] for x in (labels, np.asarray(outputs[f"{name}_logits"])))
+        likelihoods = softmax(logits, axis=-1)[np.arange(len(of_label)), of_label]
+        assert evaluation[f"{name}_loss"] == pytest.approx(-np.log(likelihoods).mean(), rel=1e-5)
+        hits = logits.argmax(axis=-1) == of_label
+        assert evaluation[f"{name}_accuracy"] == pytest.approx(hits.mean())
+        most = np.bincount(of_label).max() / len(of_label)
+        assert baseline[f"{name}_accuracy"] == pytest.approx(most)
 
 
 def stop_after(stop_at: int, patch: pytest.MonkeyPatch) -> None:
