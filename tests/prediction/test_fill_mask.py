@@ -82,6 +82,10 @@ def test_every_mask_is_in_one_window(data):
     for start, inside in found:
         assert 0 <= start <= max(0, length - room)
         assert all(start <= mask < start + room for mask in inside)
+        for mask in inside:  # a quarter of what is read on both sides, where there is as much
+            before, after = mask - start, start + room - 1 - mask
+            assert start == 0 or before >= room // 4 - 1
+            assert start + room >= length or after >= room // 4 - 1
 
 
 def test_a_text_without_a_mask_and_a_model_without_the_head_are_told(source, tmp_path):
