@@ -72,6 +72,12 @@ def test_of_a_long_text_what_is_around_its_masks_is_read(source):
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
+def test_a_text_that_just_fits_is_not_cut(source):
+    texts = ["[MASK]" + " river" * more for more in (36, 37, 38)]
+    predictions = asked(FillMask(load_weights(source), 1, 40, top=1), texts)
+    assert [prediction.get("cut", False) for prediction in predictions] == [False, False, True]
+
+
 @given(st.data())
 def test_every_mask_is_in_one_window(data):
     length = data.draw(st.integers(1, 200))
