@@ -43,3 +43,7 @@ def test_few_numbers_of_rows_and_an_eighth_at_most_too_many():
     counts = [computed_rows(needed) for needed in range(1, 1000)]
     assert all(needed <= count <= 1.125 * needed for needed, count in enumerate(counts, start=1))
     assert len(set(counts)) < 70
+
+
+def test_however_many_short_sequences_share_a_row():
+    assert piece_places(np.full(32, 2), 4, 16, 1, 1).shape == (1, 4, 16)
