@@ -88,6 +88,7 @@ def test_every_mask_is_in_one_window(data):
     for start, inside in found:
         assert 0 <= start <= max(0, length - room)
         assert all(start <= mask < start + room for mask in inside)
+        assert len(inside) <= 8  # whose logits are in memory together
         for mask in inside:  # a quarter of what is read on both sides, where there is as much
             before, after = mask - start, start + room - 1 - mask
             assert start == 0 or before >= room // 4 - 1
