@@ -161,6 +161,7 @@ def test_rows_are_a_multiple_and_few_numbers_of_them_occur(multiple, sequences, 
     st.integers(1, 80),
 )
 @example([3] * SEQUENCES_A_ROW, 0.15, 80)
+@example([16] * SEQUENCES_A_ROW, 1e-3, 80)
 @example([10] * SEQUENCES_A_ROW, 0.35, 80)
 def test_no_row_has_more_predictions_than_places(lengths, mask_prob, max_predictions):
     """By the rule of the original's `create_masked_lm_predictions`, [CLS] and [SEP] not chosen."""
