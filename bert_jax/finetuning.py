@@ -102,6 +102,11 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
     # Unrolled: layers of rates of their own, and layers that are frozen, are arrays of their own.
     model = dataclasses.replace(adopted_model(config.model, weights), scan_layers=False)
     config = dataclasses.replace(config, model=model)
+    if config.freeze_layers > model.num_hidden_layers:
+        raise UserError(
+            f"config.freeze_layers={config.freeze_layers}: {weights.source} has "
+            f"{model.num_hidden_layers} layers; -1 is all of them"
+        )
     mesh = make_mesh(config.mesh)
     check_mesh(config, {"config.batch_size": config.batch_size}, mesh)
     check_attention(config.model, mesh.devices.flat[0].platform)

@@ -299,6 +299,7 @@ def test_accumulated_micro_batches_give_the_same_training(folder, tmp_path, pack
         (lambda c: setattr(c.task, "text_column", "words"), r"train\.tsv:2: no column 'words'"),
         (lambda c: setattr(c.task, "labels", ("bird", "cat")), r"train\.tsv:\d+: label 'stone'"),
         (lambda c: setattr(c, "init_from", "nowhere/at all"), "no such directory"),
+        (lambda c: setattr(c, "freeze_layers", 3), r"config\.freeze_layers=3: .* has 2 layers"),
         (lambda c: setattr(c, "batch_size", 12), r"config\.batch_size=12 .* multiple of 8"),
     ],
 )
