@@ -215,6 +215,7 @@ def test_auto_takes_what_pays_and_can(monkeypatch):
         ("cudnn", "gpu", {"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob=0"),
         ("cudnn", "gpu", {}, "needs config.model.dtype=bfloat16, not float32"),
         ("cudnn", "gpu", {"dtype": "bfloat16", "num_attention_heads": 8}, "a multiple of 8 up to"),
+        ("cudnn", "gpu", {"dtype": "bfloat16", "hidden_size": 272}, "up to 128 wide, not 136"),
         ("pallas", "gpu", {}, "needs config.model.dtype=bfloat16, not float32"),
         ("pallas", "gpu", {"dropout_bits": "hardware"}, "needs config.model.dropout_bits=hash"),
         ("pallas", "gpu", {"num_attention_heads": 4}, "heads of 16, 32 or 64, not 8"),
