@@ -20,6 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from bert_jax.data.offsets import joined_offsets
 from bert_jax.data.tokenizer_json import (
     beside_vocabulary,
+    has_berts_rules,
     starts_word,
     unknown_piece,
     without_specials,
@@ -196,7 +197,6 @@ class Tokenizer:
         }
         if max_length is not None:
             config["model_max_length"] = max_length
-        normalizer = self._document["normalizer"] or {}
         if self._document["model"]["type"] == "WordPiece":
             # At its end, tokens beside the vocabulary stand in tokenizer.json alone; elsewhere they
             # hold the ids of those after them.
@@ -204,11 +204,12 @@ class Tokenizer:
             end = next(i for i in range(self.vocab_size, 0, -1) if i - 1 not in beside)
             vocab = "".join(piece + "\n" for piece in self.pieces[:end])
             (directory / "vocab.txt").write_text(vocab, encoding="utf-8", newline="\n")
-            if normalizer.get("type") == "BertNormalizer":
-                config["tokenizer_class"] = "BertTokenizer"
-                config["do_lower_case"] = normalizer["lowercase"]
-                config["strip_accents"] = normalizer["strip_accents"]
-                config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
+        if has_berts_rules(self._document):
+            normalizer = self._document["normalizer"]
+            config["tokenizer_class"] = "BertTokenizer"
+            config["do_lower_case"] = normalizer["lowercase"]
+            config["strip_accents"] = normalizer["strip_accents"]
+            config["tokenize_chinese_chars"] = normalizer["handle_chinese_chars"]
         for name, content in [
             ("tokenizer.json", self._document),
             ("tokenizer_config.json", config),

@@ -25,6 +25,22 @@ def unknown_piece(model: dict) -> str | None:
     return model["unk_token"]
 
 
+def has_berts_rules(document: dict) -> bool:
+    """Whether it cuts text as transformers' BertTokenizer does.
+
+    That class takes the pieces alone from a tokenizer.json, and its own rules for the rest.
+    """
+    model, normalizer = document["model"], document["normalizer"] or {}
+    return (
+        model["type"] == "WordPiece"
+        and model["continuing_subword_prefix"] == "##"
+        and model["max_input_chars_per_word"] == 100
+        and normalizer.get("type") == "BertNormalizer"
+        and normalizer["clean_text"]
+        and document["pre_tokenizer"] == {"type": "BertPreTokenizer"}
+    )
+
+
 def beside_vocabulary(document: dict) -> list[dict]:
     """The added tokens that text is searched for before it is cut into words.
 

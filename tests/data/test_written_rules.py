@@ -1,0 +1,59 @@
+"""Vocabularies that others have made, with rules of their own: what is read and what is written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from bert_jax.data.tokenization import load_tokenizer
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+PIECES = [*SPECIAL, "Rain", "rain", "falls", "in", "May", "may", "1", "2", "12", "##2", "-", "12-"]
+TEXTS = ["Rain falls in May 12", "may-12", "\x00rain falls", "RAIN", "12-"]
+
+
+def write_json(directory: Path, change: Callable[[Tokenizer], Any], **config: Any) -> Path:
+    """A directory with a tokenizer.json of BERT's rules after `change`, and its config."""
+    vocab = {piece: index for index, piece in enumerate(PIECES)}
+    backend = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=False)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.add_special_tokens(SPECIAL)
+    change(backend)
+    directory.mkdir()
+    backend.save(str(directory / "tokenizer.json"))
+    names = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL}
+    (directory / "tokenizer_config.json").write_text(json.dumps(names | config))
+    return directory
+
+
+def ids_of_transformers(directory: Path) -> list[list[int]]:
+    theirs = transformers.AutoTokenizer.from_pretrained(directory)
+    return [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
+
+
+def whole_words(backend: Tokenizer) -> None:
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+
+
+def uncleaned(backend: Tokenizer) -> None:
+    backend.normalizer = normalizers.BertNormalizer(clean_text=False, lowercase=False)
+
+
+def short_words(backend: Tokenizer) -> None:
+    vocab = backend.get_vocab()
+    backend.model = models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=3)
+
+
+@pytest.mark.parametrize("change", [whole_words, uncleaned, short_words])
+def test_rules_that_are_not_berts_are_those_of_transformers_too(change, tmp_path):
+    source = write_json(tmp_path / "theirs", change, tokenizer_class="PreTrainedTokenizerFast")
+    ours = load_tokenizer(source)
+    ours.save(tmp_path / "ours")
+    ids = [list(array) for array in ours.encode_batch(TEXTS)]
+    assert ids == ids_of_transformers(source)
+    assert ids == ids_of_transformers(tmp_path / "ours")
