@@ -26,6 +26,7 @@ from bert_jax.data.tokenizer_json import (
     without_specials,
 )
 from bert_jax.data.vocabulary_files import (
+    follow_config,
     library_errors,
     of_sentencepiece,
     read_added_tokens,
@@ -222,7 +223,8 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
     """Read a directory, a vocab.txt, a tokenizer.json or a SentencePiece .model.
 
     In a directory, `vocabulary_file` says which file counts. The special pieces are those that a
-    tokenizer_config.json beside it names, else those known (SPECIAL_NAMES).
+    tokenizer_config.json beside it names, else those known (SPECIAL_NAMES). What that file says of
+    case and accents goes before a tokenizer.json of BERT's class.
 
     Args:
       path: file or directory; a file that is not .json or .model is taken for a vocab.txt.
@@ -240,6 +242,7 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
     config = read_json(config_path) if config_path.exists() else {}
     if path.suffix == ".json":
         backend = read_tokenizer_json(path)
+        follow_config(backend, config, config_path)
     elif path.suffix == ".model":
         backend = read_sentencepiece(path)
     else:

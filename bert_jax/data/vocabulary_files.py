@@ -135,6 +135,31 @@ def wordpiece_rules(config: dict, path: Path, defaults: dict[str, Any]) -> dict[
     return rules
 
 
+def follow_config(backend: tokenizers.Tokenizer, config: dict, path: Path) -> None:
+    """Give a tokenizer.json the rules of the tokenizer_config.json beside it, at `path`.
+
+    BertTokenizer, which a model of BERT has where no class is named, goes by them; other classes by
+    the tokenizer.json alone.
+
+    Raises:
+      UserError: as `wordpiece_rules`.
+    """
+    rules = backend.normalizer
+    if config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
+        return
+    if not isinstance(rules, normalizers.BertNormalizer):
+        return
+    said = {
+        "do_lower_case": rules.lowercase,
+        "tokenize_chinese_chars": rules.handle_chinese_chars,
+        "strip_accents": rules.strip_accents,
+    }
+    lowercase, isolate_chinese, strip_accents = wordpiece_rules(config, path, said).values()
+    backend.normalizer = normalizers.BertNormalizer(
+        rules.clean_text, isolate_chinese, strip_accents, lowercase
+    )
+
+
 def read_added_tokens(path: Path, pieces: list[str]) -> list[str]:
     """What an added_tokens.json, where there is one, puts after the pieces of a vocab.txt.
 

@@ -12,8 +12,23 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from bert_jax.data.tokenization import load_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PIECES = [*SPECIAL, "Rain", "rain", "falls", "in", "May", "may", "1", "2", "12", "##2", "-", "12-"]
-TEXTS = ["Rain falls in May 12", "may-12", "\x00rain falls", "RAIN", "12-"]
+PIECES = [
+    *SPECIAL,
+    "Rain",
+    "rain",
+    "ráin",
+    "falls",
+    "in",
+    "May",
+    "may",
+    "1",
+    "2",
+    "12",
+    "##2",
+    "-",
+    "12-",
+]
+TEXTS = ["Rain falls in May 12", "may-12", "ráin", "\x00rain falls", "RAIN", "12-", "RÁIN"]
 
 
 def write_json(directory: Path, change: Callable[[Tokenizer], Any], **config: Any) -> Path:
@@ -57,3 +72,18 @@ def test_rules_that_are_not_berts_are_those_of_transformers_too(change, tmp_path
     ids = [list(array) for array in ours.encode_batch(TEXTS)]
     assert ids == ids_of_transformers(source)
     assert ids == ids_of_transformers(tmp_path / "ours")
+
+
+@pytest.mark.parametrize("name", [None, "BertTokenizer", "BertTokenizerFast"])
+@pytest.mark.parametrize(
+    "rules", [{"do_lower_case": True}, {"do_lower_case": True, "strip_accents": False}]
+)
+def test_rules_of_a_config_go_before_those_of_a_tokenizer_json(name, rules, tmp_path):
+    """BertTokenizer goes by them; people correct that file alone."""
+    names = {"tokenizer_class": name} if name else {}
+    source = write_json(tmp_path / "theirs", lambda backend: None, **names, **rules)
+    (source / "config.json").write_text('{"model_type": "bert"}')
+    ours = load_tokenizer(source)
+    ids = [list(array) for array in ours.encode_batch(TEXTS)]
+    assert ids == ids_of_transformers(source)
+    assert ours.lowercases
