@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.data.offsets import joined_offsets
+from bert_jax.data.pair_template import pair_template, shown_pair
 from bert_jax.data.tokenizer_json import (
     beside_vocabulary,
     has_berts_rules,
@@ -75,14 +76,17 @@ class Tokenizer:
       pieces: id -> piece.
       starts_word: bool [vocab_size]; False for pieces that continue a word, True for the others,
         special ones included.
+      other_pair: the special pieces around a pair of texts, where the file that it was read from
+        says others than ours, each with its token type; else "".
       digest: hex hash of pieces and settings; equal digests give equal ids.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str]):
         """Wrap `backend`; `names` gives the piece of each key of SPECIAL_NAMES, all present."""
         backend.add_special_tokens(list(names.values()))
-        if backend.post_processor is None:
-            backend.post_processor = _template(backend, names)
+        told = shown_pair(backend) if backend.post_processor else ""
+        backend.post_processor = pair_template(backend, names)  # how its models are trained here
+        self.other_pair = told if told != shown_pair(backend) else ""
         document = json.loads(backend.to_str())
         if document["model"]["type"] == "Unigram":  # the scores' last bits change when read again
             vocab = document["model"]["vocab"]
@@ -375,16 +379,6 @@ def special_names(pieces: Iterable[str], where: str | Path, given: dict | None =
             )
         names[role] = found[0]
     return names
-
-
-def _template(backend: tokenizers.Tokenizer, names: dict[str, str]) -> processors.PostProcessor:
-    """[CLS] A [SEP] and [CLS] A [SEP] B [SEP], segments 0 and 1."""
-    cls, sep = names["cls_token"], names["sep_token"]
-    return processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(name, backend.token_to_id(name)) for name in (cls, sep)],
-    )
 
 
 def _words(backend: tokenizers.Tokenizer, text: str) -> list[str]:

@@ -101,9 +101,10 @@ def _reader(directory: Path) -> Callable[[Path], Weights]:
 
 def _with_checked_vocabulary(weights: Weights) -> Weights:
     rows = weights.config.vocab_size
-    if weights.tokenizer is None:
+    tokenizer = weights.tokenizer
+    if tokenizer is None:
         return replace(weights, notes=(*weights.notes, "the source has no vocabulary"))
-    pieces = weights.tokenizer.vocab_size
+    pieces = tokenizer.vocab_size
     if pieces > rows:
         raise UserError(
             f"{weights.source}: its vocabulary has {pieces} pieces and its embedding {rows} rows: "
@@ -111,5 +112,11 @@ def _with_checked_vocabulary(weights: Weights) -> Weights:
         )
     if pieces < rows:
         note = f"{rows - pieces} rows of the embedding have no piece in the vocabulary"
+        weights = replace(weights, notes=(*weights.notes, note))
+    if tokenizer.other_pair:
+        note = (
+            f"its tokenizer.json puts pairs of texts between {tokenizer.other_pair}; here, "
+            "and in what is written, they are [CLS] A [SEP] B [SEP] of the token types 0 and 1"
+        )
         weights = replace(weights, notes=(*weights.notes, note))
     return weights

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import transformers
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.data.tokenization import load_tokenizer
+from bert_jax.tasks.sequences import sequence
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = [
@@ -87,3 +88,29 @@ def test_rules_of_a_config_go_before_those_of_a_tokenizer_json(name, rules, tmp_
     ids = [list(array) for array in ours.encode_batch(TEXTS)]
     assert ids == ids_of_transformers(source)
     assert ours.lowercases
+
+
+def doubled(backend: Tokenizer) -> None:
+    """As XLM-RoBERTa's tokenizer, which many a BERT of several languages has."""
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+
+
+def test_pairs_are_written_as_they_are_trained(tmp_path):
+    """Whatever a tokenizer.json says of them: whole_words leaves under a class that goes by it."""
+
+    def change(backend: Tokenizer) -> None:
+        whole_words(backend)
+        doubled(backend)
+
+    source = write_json(tmp_path / "theirs", change, tokenizer_class="PreTrainedTokenizerFast")
+    ours = load_tokenizer(source)
+    assert ours.other_pair == "[CLS]:0 [SEP]:0 [SEP]:0 [SEP]:0"
+    ours.save(tmp_path / "ours")
+    assert load_tokenizer(tmp_path / "ours").other_pair == ""
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")("rain falls", "in May")
+    trained = sequence(ours.encode_batch(["rain falls", "in May"]), ours)
+    assert {name: array.tolist() for name, array in trained.items()} == dict(theirs)

@@ -363,6 +363,17 @@ def test_a_vocabulary_that_disagrees_with_the_embedding(pretraining):
     )
 
 
+def test_pairs_of_another_form_are_told(pretraining, tmp_path):
+    convert(load_weights(pretraining), tmp_path / "ours", "hf")
+    path = tmp_path / "ours" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    pair = document["post_processor"]["pair"]
+    document["post_processor"]["pair"] = [*pair[:3], pair[2], *pair[3:]]
+    path.write_text(json.dumps(document))
+    [note] = load_weights(tmp_path / "ours").notes
+    assert "between [CLS]:0 [SEP]:0 [SEP]:0 [SEP]:1; here" in note
+
+
 def test_labels_that_disagree_with_the_classifier(tmp_path):
     source = save_peer(peer("BertForSequenceClassification"), tmp_path / "theirs")
     tensors = load_file(source / "model.safetensors")
