@@ -19,6 +19,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.data.offsets import joined_offsets
 from bert_jax.data.pair_template import pair_template, shown_pair
+from bert_jax.data.tokenizer_config import (
+    check_sentencepiece_config,
+    follow_config,
+    wordpiece_rules,
+)
 from bert_jax.data.tokenizer_json import (
     beside_vocabulary,
     has_berts_rules,
@@ -27,7 +32,6 @@ from bert_jax.data.tokenizer_json import (
     without_specials,
 )
 from bert_jax.data.vocabulary_files import (
-    follow_config,
     library_errors,
     of_sentencepiece,
     read_added_tokens,
@@ -38,7 +42,6 @@ from bert_jax.data.vocabulary_files import (
     sentencepiece_backend,
     single_spaces,
     vocabulary_file,
-    wordpiece_rules,
 )
 from bert_jax.data.vocabulary_training import (
     cut_text,
@@ -248,6 +251,7 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
         backend = read_tokenizer_json(path)
         follow_config(backend, config, config_path)
     elif path.suffix == ".model":
+        check_sentencepiece_config(config, config_path)
         backend = read_sentencepiece(path)
     else:
         pieces = read_vocab(path)

@@ -1,15 +1,18 @@
 """Vocabularies that others have made, with rules of their own: what is read and what is written."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.data.tokenization import load_tokenizer
+from bert_jax.errors import UserError
 from bert_jax.tasks.sequences import sequence
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -114,3 +117,54 @@ def test_pairs_are_written_as_they_are_trained(tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")("rain falls", "in May")
     trained = sequence(ours.encode_batch(["rain falls", "in May"]), ours)
     assert {name: array.tolist() for name, array in trained.items()} == dict(theirs)
+
+
+ALBERT = {f"{piece[1:-1].lower()}_token": piece for piece in SPECIAL}
+XLM = {
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "mask_token": "<mask>",
+}
+
+
+def sentencepiece_model(**settings: Any) -> bytes:
+    model = io.BytesIO()
+    text = [f"Rain {number} falls in May ``{number}''" for number in range(40)]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text),
+        model_writer=model,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **settings,
+    )
+    return model.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            XLM | {"tokenizer_class": "XLMRobertaTokenizer"},
+            "tokenizer_class is XLMRobertaTokenizer",
+        ),
+        (ALBERT | {"tokenizer_class": "AlbertTokenizerFast"}, "class is AlbertTokenizerFast"),
+        (ALBERT | {"do_lower_case": True, "tokenizer_class": "AlbertTokenizer"}, "case is true"),
+    ],
+)
+def test_a_model_that_is_not_all_of_a_tokenizer_is_refused(asked, said, tmp_path):
+    """What the line advises gives the ids of transformers."""
+    if asked["pad_token"] == "<pad>":  # which neither has nor needs a place in such a model
+        (tmp_path / "sentencepiece.bpe.model").write_bytes(sentencepiece_model())
+    else:
+        specials = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
+        specials |= {"pad_piece": "[PAD]", "unk_piece": "[UNK]", "control_symbols": SPECIAL[2:]}
+        (tmp_path / "spiece.model").write_bytes(sentencepiece_model(**specials))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(asked))
+    with pytest.raises(UserError, match=rf"tokenizer_config.json: .*{said}, which the \.model"):
+        load_tokenizer(tmp_path)
+    ids = ids_of_transformers(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert [list(array) for array in load_tokenizer(tmp_path).encode_batch(TEXTS)] == ids

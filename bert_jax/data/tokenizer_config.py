@@ -1,0 +1,74 @@
+"""What a tokenizer_config.json asks of the vocabulary beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import normalizers
+
+from bert_jax.errors import UserError
+
+# Classes of transformers that do more with a SentencePiece .model than run it: ids of fairseq's in
+# the first two, other quotation marks and lower case in the last.
+_OF_OTHER_RULES = ("XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer")
+
+
+def wordpiece_rules(config: dict, path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
+    """What a tokenizer_config.json says of the rules in `defaults`.
+
+    Raises:
+      UserError: it says something else than true or false, or that another program than BERT's
+        cuts text into words or words into pieces (as for many a Japanese model).
+    """
+    for key, known in (("word_tokenizer_type", "basic"), ("subword_tokenizer_type", "wordpiece")):
+        if config.get(key, known) != known:
+            raise UserError(f"{path}: {key} is {config[key]!r}; known is {known!r} alone")
+    rules = {key: config.get(key, default) for key, default in defaults.items()}
+    if not all(
+        isinstance(value, bool) or (value is None and key == "strip_accents")
+        for key, value in rules.items()
+    ):
+        raise UserError(f"{path}: {', '.join(rules)} must be true or false")
+    return rules
+
+
+def follow_config(backend: tokenizers.Tokenizer, config: dict, path: Path) -> None:
+    """Give a tokenizer.json the rules of the tokenizer_config.json beside it, at `path`.
+
+    BertTokenizer, which a model of BERT has where no class is named, goes by them; other classes by
+    the tokenizer.json alone.
+
+    Raises:
+      UserError: as `wordpiece_rules`.
+    """
+    rules = backend.normalizer
+    if config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
+        return
+    if not isinstance(rules, normalizers.BertNormalizer):
+        return
+    said = {
+        "do_lower_case": rules.lowercase,
+        "tokenize_chinese_chars": rules.handle_chinese_chars,
+        "strip_accents": rules.strip_accents,
+    }
+    lowercase, isolate_chinese, strip_accents = wordpiece_rules(config, path, said).values()
+    backend.normalizer = normalizers.BertNormalizer(
+        rules.clean_text, isolate_chinese, strip_accents, lowercase
+    )
+
+
+def check_sentencepiece_config(config: dict, path: Path) -> None:
+    """Check that a .model beside the file at `path` is all that there is to its tokenizer.
+
+    Raises:
+      UserError: the file asks for text in lower case, or for a class with ids or rules of its own.
+    """
+    name = str(config.get("tokenizer_class"))
+    asked = f"tokenizer_class is {name}" if name.removesuffix("Fast") in _OF_OTHER_RULES else ""
+    if config.get("do_lower_case"):
+        asked = "do_lower_case is true"
+    if asked:
+        raise UserError(
+            f"{path}: {asked}, which the .model beside it does not say; make a tokenizer.json of "
+            "both with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
