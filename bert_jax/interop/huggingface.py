@@ -51,8 +51,8 @@ def read_huggingface(directory: Path) -> Weights:
     if fields is None:
         raise UserError(f"{directory}: has no {CONFIG}, which says what model its weights are of")
     config = bert_config_from_json(fields, str(where))
-    stored, dropped = _known_names(_read_tensors(directory), directory)
     named = next(iter(fields.get("architectures") or []), None)
+    stored, dropped = _known_names(_read_tensors(directory, named), directory)
     matched = match_names(stored, config, huggingface_name, named, str(directory))
     _check_labels(fields, matched, where)
     own = read_safetensors(directory / OWN_HEAD) if (directory / OWN_HEAD).exists() else {}
@@ -154,7 +154,8 @@ def _check_labels(fields: Mapping[str, Any], matched: Matched, where: Path) -> N
         )
 
 
-def _read_tensors(directory: Path) -> dict[str, Tensor]:
+def _read_tensors(directory: Path, named: str | None) -> dict[str, Tensor]:
+    """The tensors of a directory, whose config names an architecture or none."""
     if (directory / WEIGHTS).is_file():
         return read_safetensors(directory / WEIGHTS)
     index = read_json(directory / INDEX, _MAX_JSON)
@@ -164,7 +165,7 @@ def _read_tensors(directory: Path) -> dict[str, Tensor]:
         raise UserError(
             f"{directory}: its weights are pytorch_model.bin, a pickle, which runs code when it is "
             f"read; where you trust it, make {WEIGHTS} of it with transformers: "
-            "AutoModelForPreTraining.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+            f"{named or 'BertForPreTraining'}.from_pretrained(DIR).save_pretrained(NEW_DIR)"
         )
     raise UserError(f"{directory}: has no {WEIGHTS}")
 

@@ -340,6 +340,15 @@ def test_bad_directories_are_told_in_a_line(pretraining):
     refused(wrong, f"cls.predictions.bias is .*{query} is|{query} is .*cls.predictions.bias is")
 
 
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForSequenceClassification"])
+def test_what_a_pickle_is_to_be_read_by_keeps_its_head(architecture, tmp_path):
+    """Another class would leave it out, and save heads at random in its place."""
+    source = save_peer(peer(architecture), tmp_path / "theirs")
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    with pytest.raises(UserError, match=rf"transformers: {architecture}\.from_pretrained\(DIR\)"):
+        load_weights(source)
+
+
 def test_a_directory_without_config_or_weights_says_so(pretraining):
     (pretraining / "model.safetensors").rename(pretraining / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"a pickle.*save_pretrained"):
