@@ -9,8 +9,7 @@ word, beyond which a word is [UNK].
 
 import hashlib
 import json
-import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,8 @@ from bert_jax.data.pair_template import pair_template, shown_pair
 from bert_jax.data.tokenizer_config import (
     check_sentencepiece_config,
     follow_config,
+    rules_by_pieces,
+    special_markers,
     wordpiece_rules,
 )
 from bert_jax.data.tokenizer_json import (
@@ -70,7 +71,8 @@ class Tokenizer:
     """A vocabulary and the rules that cut text into its pieces. Picklable.
 
     Special pieces come only from `pad_id`, `cls_id` and so on: where the text itself says
-    "[MASK]", that is cut as any other text. Only [UNK] stands for text that no piece covers.
+    "[MASK]", that is cut as any other text. Only [UNK] stands for text that no piece covers, and
+    additional ones, which a tokenizer_config.json lists, for what they say.
 
     Attributes:
       vocab_size: number of pieces, special ones included; ids are 0 .. vocab_size - 1.
@@ -84,9 +86,16 @@ class Tokenizer:
       digest: hex hash of pieces and settings; equal digests give equal ids.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, names: dict[str, str]):
-        """Wrap `backend`; `names` gives the piece of each key of SPECIAL_NAMES, all present."""
-        backend.add_special_tokens(list(names.values()))
+    def __init__(
+        self, backend: tokenizers.Tokenizer, names: dict[str, str], listed: Set[str] = frozenset()
+    ):
+        """Wrap `backend`; `names` gives the piece of each key of SPECIAL_NAMES, all present.
+
+        `listed` are additional special pieces, which text may say.
+        """
+        present = backend.get_vocab(with_added_tokens=True).keys()
+        self._markers = (listed & present) - set(names.values())
+        backend.add_special_tokens([*names.values(), *sorted(self._markers)])
         told = shown_pair(backend) if backend.post_processor else ""
         backend.post_processor = pair_template(backend, names)  # how its models are trained here
         self.other_pair = told if told != shown_pair(backend) else ""
@@ -106,9 +115,10 @@ class Tokenizer:
         self.special_ids = frozenset(token["id"] for token in added if token["special"])
         self.starts_word = starts_word(self.pieces, document)
         self.starts_word[list(self.special_ids)] = True
-        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(without_specials(document)))
+        encoder = without_specials(document, self._markers)
+        self._encoder = tokenizers.Tokenizer.from_str(json.dumps(encoder))
         settings = [document[key] for key in ("model", "normalizer", "pre_tokenizer")]
-        content = json.dumps([settings, added, names], sort_keys=True)
+        content = json.dumps([settings, added, names, *sorted(self._markers)], sort_keys=True)
         self.digest = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     @property
@@ -185,7 +195,9 @@ class Tokenizer:
                 )
         ids = range(self.vocab_size, self.vocab_size + len(pieces))
         document["model"]["vocab"] |= dict(zip(pieces, ids, strict=True))
-        return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(document)), self._names)
+        return Tokenizer(
+            tokenizers.Tokenizer.from_str(json.dumps(document)), self._names, self._markers
+        )
 
     def save(self, directory: str | Path, max_length: int | None = None) -> None:
         """Write what `transformers.AutoTokenizer.from_pretrained(directory)` reads.
@@ -203,6 +215,8 @@ class Tokenizer:
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **self._names,
         }
+        if self._markers:
+            config["additional_special_tokens"] = [p for p in self.pieces if p in self._markers]
         if max_length is not None:
             config["model_max_length"] = max_length
         if self._document["model"]["type"] == "WordPiece":
@@ -258,22 +272,12 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
         if of_sentencepiece(pieces):
             raise UserError(f"{path}: lists pieces of SentencePiece; give the .model they are of")
         names = special_names(pieces, path, config)
-        # Google's Chinese vocabulary, which is of lower case, has <S> and <T> beside [CLS].
-        plain = [piece for piece in pieces if piece[:1] not in ("[", "<")]
-        cased = any(piece != piece.lower() for piece in plain)
-        lowercase = not cased if lowercase is None else lowercase
-        accented = any(piece != _without_accents(piece) for piece in pieces)
-        defaults = {
-            "do_lower_case": lowercase,
-            "tokenize_chinese_chars": True,
-            "strip_accents": False if accented and lowercase else None,
-        }
-        rules = wordpiece_rules(config, config_path, defaults)
+        rules = wordpiece_rules(config, config_path, rules_by_pieces(pieces, lowercase))
         backend = _wordpiece_backend(pieces, names["unk_token"], *rules.values())
         backend.add_tokens(read_added_tokens(path.with_name("added_tokens.json"), pieces))
     names = special_names(backend.get_vocab(), path, config)
     with library_errors(f"{path}: not a vocabulary"):
-        tokenizer = Tokenizer(backend, names)
+        tokenizer = Tokenizer(backend, names, special_markers(config))
     unknown = unknown_piece(tokenizer._document["model"])
     if unknown not in (None, names["unk_token"]):
         raise UserError(
@@ -321,12 +325,6 @@ def train_tokenizer(
     backend = sentencepiece_backend(model, "the trained model")
     backend.normalizer = normalizer
     return Tokenizer(backend, _OUR_NAMES)
-
-
-def _without_accents(piece: str) -> str:
-    """As `strip_accents` leaves it: Hangul syllables are taken apart too."""
-    letters = unicodedata.normalize("NFD", piece)
-    return "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")
 
 
 def _ids(encodings: list[tokenizers.Encoding]) -> np.ndarray:

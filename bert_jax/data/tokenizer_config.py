@@ -1,5 +1,6 @@
 """What a tokenizer_config.json asks of the vocabulary beside it."""
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,31 @@ from bert_jax.errors import UserError
 # Classes of transformers that do more with a SentencePiece .model than run it: ids of fairseq's in
 # the first two, other quotation marks and lower case in the last.
 _OF_OTHER_RULES = ("XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer")
+
+
+def special_markers(config: dict) -> frozenset[str]:
+    """The special pieces that a user has added for texts to say, such as those around an entity."""
+    listed: list[Any] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = config.get(key)
+        tokens = [*tokens.values()] if isinstance(tokens, dict) else tokens
+        listed += tokens if isinstance(tokens, list) else []
+    pieces = [token.get("content") if isinstance(token, dict) else token for token in listed]
+    return frozenset(piece for piece in pieces if isinstance(piece, str))
+
+
+def rules_by_pieces(pieces: list[str], lowercase: bool | None) -> dict[str, Any]:
+    """The rules of a bare vocab.txt; it is of lower case by `lowercase`, or without capitals."""
+    # Google's Chinese vocabulary, which is of lower case, has <S> and <T> beside [CLS].
+    plain = [piece for piece in pieces if piece[:1] not in ("[", "<")]
+    cased = any(piece != piece.lower() for piece in plain)
+    lowercase = not cased if lowercase is None else lowercase
+    accented = any(piece != _without_accents(piece) for piece in pieces)
+    return {
+        "do_lower_case": lowercase,
+        "tokenize_chinese_chars": True,
+        "strip_accents": False if accented and lowercase else None,
+    }
 
 
 def wordpiece_rules(config: dict, path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -72,3 +98,9 @@ def check_sentencepiece_config(config: dict, path: Path) -> None:
             f"{path}: {asked}, which the .model beside it does not say; make a tokenizer.json of "
             "both with transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
         )
+
+
+def _without_accents(piece: str) -> str:
+    """As `strip_accents` leaves it: Hangul syllables are taken apart too."""
+    letters = unicodedata.normalize("NFD", piece)
+    return "".join(letter for letter in letters if unicodedata.category(letter) != "Mn")

@@ -1,6 +1,7 @@
 """What a tokenizer.json says of its pieces, as pure functions of its content."""
 
 import json
+from collections.abc import Set
 
 import numpy as np
 
@@ -54,15 +55,15 @@ def beside_vocabulary(document: dict) -> list[dict]:
     return [t for t in added if t["id"] > last and t["content"] not in known]
 
 
-def without_specials(document: dict) -> dict:
-    """`document` such that no text reaches a special piece, ids unchanged.
+def without_specials(document: dict, markers: Set[str]) -> dict:
+    """`document` such that no text reaches a special piece but `markers`, ids unchanged.
 
     `tokenizers` looks for special pieces in the text before it cuts words, and a SentencePiece
     model finds them among its pieces afterwards. So they are no longer declared, and are renamed
     to hold a NUL and a space, which no cleaned text and no word does.
     """
     added, model = document["added_tokens"], dict(document["model"])
-    special = {token["content"] for token in added if token["special"]}
+    special = {token["content"] for token in added if token["special"]} - markers
     # Pieces that stand outside the model get their ids by position: give them their place in it.
     beside = beside_vocabulary(document)
     extra = sorted((t for t in added if t not in beside), key=lambda token: token["id"])
@@ -79,5 +80,5 @@ def without_specials(document: dict) -> dict:
         model["vocab"] = [[rename(piece), score] for piece, score in vocab]
     if model.get("unk_token"):
         model["unk_token"] = rename(model["unk_token"])
-    kept = [token for token in added if not token["special"]]
+    kept = [token for token in added if token["content"] not in special]
     return document | {"model": model, "added_tokens": kept, "post_processor": None}

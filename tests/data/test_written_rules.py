@@ -168,3 +168,43 @@ def test_a_model_that_is_not_all_of_a_tokenizer_is_refused(asked, said, tmp_path
     ids = ids_of_transformers(tmp_path)
     transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
     assert [list(array) for array in load_tokenizer(tmp_path).encode_batch(TEXTS)] == ids
+
+
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+def test_additional_special_pieces_are_found_in_text(key, tmp_path):
+    """As those around the entities of a relation; the five that every model has are not."""
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs.add_special_tokens({"additional_special_tokens": ["[E1]", "[/E1]"]})
+    theirs.save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    config[key] = config.pop("extra_special_tokens")
+    path.write_text(json.dumps(config))
+    ours = load_tokenizer(tmp_path / "theirs")
+    ours.save(tmp_path / "ours")
+    again = load_tokenizer(tmp_path / "ours")
+    assert again.digest == ours.digest
+    for tokenizer in (ours, again):
+        [ids] = tokenizer.encode_batch(["[E1]rain[/E1] falls"])
+        assert ids.tolist() == theirs("[E1]rain[/E1] falls", add_special_tokens=False)["input_ids"]
+        assert tokenizer.mask_id not in tokenizer.encode_batch(["[MASK]"])[0]
+        assert {len(PIECES), len(PIECES) + 1} < tokenizer.special_ids
+    saved = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert saved.extra_special_tokens == ["[E1]", "[/E1]"]
+
+
+def test_additional_special_pieces_of_a_vocab_txt_are_found_in_text(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*PIECES, "[E1]"]) + "\n")
+    listed = {"tokenizer_class": "BertTokenizer", "additional_special_tokens": ["[E1]", {}, "[E9]"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
+    ours = load_tokenizer(tmp_path)
+    [(ids, offsets)] = ours.encode_with_offsets(["rain [E1]falls"])
+    assert ids.tolist() == [PIECES.index("rain"), len(PIECES), PIECES.index("falls")]
+    assert offsets.tolist() == [[0, 4], [5, 9], [9, 14]]
+    assert ours.vocab_size == len(PIECES) + 1
+    for other in (5, "[E1]", None):
+        listed["additional_special_tokens"] = other
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(listed))
+        assert len(PIECES) not in load_tokenizer(tmp_path).encode_batch(["[E1]"])[0]
