@@ -9,6 +9,7 @@ from tokenizers import normalizers
 
 from bert_jax.errors import UserError
 
+_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
 # Classes of transformers that do more with a SentencePiece .model than run it: ids of fairseq's in
 # the first two, other quotation marks and lower case in the last.
 _OF_OTHER_RULES = ("XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer")
@@ -61,14 +62,14 @@ def wordpiece_rules(config: dict, path: Path, defaults: dict[str, Any]) -> dict[
 def follow_config(backend: tokenizers.Tokenizer, config: dict, path: Path) -> None:
     """Give a tokenizer.json the rules of the tokenizer_config.json beside it, at `path`.
 
-    BertTokenizer, which a model of BERT has where no class is named, goes by them; other classes by
-    the tokenizer.json alone.
+    BertTokenizer, which a model of BERT has where no class is named, goes by them, and so do those
+    that are the same; other classes go by the tokenizer.json alone.
 
     Raises:
       UserError: as `wordpiece_rules`.
     """
     rules = backend.normalizer
-    if config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
+    if str(config.get("tokenizer_class", "BertTokenizer")).removesuffix("Fast") not in _BERTS:
         return
     if not isinstance(rules, normalizers.BertNormalizer):
         return

@@ -78,12 +78,14 @@ def test_rules_that_are_not_berts_are_those_of_transformers_too(change, tmp_path
     assert ids == ids_of_transformers(tmp_path / "ours")
 
 
-@pytest.mark.parametrize("name", [None, "BertTokenizer", "BertTokenizerFast"])
+@pytest.mark.parametrize(
+    "name", [None, "BertTokenizer", "ElectraTokenizerFast", "DistilBertTokenizer"]
+)
 @pytest.mark.parametrize(
     "rules", [{"do_lower_case": True}, {"do_lower_case": True, "strip_accents": False}]
 )
 def test_rules_of_a_config_go_before_those_of_a_tokenizer_json(name, rules, tmp_path):
-    """BertTokenizer goes by them; people correct that file alone."""
+    """BertTokenizer goes by them, by whatever name; people correct that file alone."""
     names = {"tokenizer_class": name} if name else {}
     source = write_json(tmp_path / "theirs", lambda backend: None, **names, **rules)
     (source / "config.json").write_text('{"model_type": "bert"}')
