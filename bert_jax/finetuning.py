@@ -28,7 +28,7 @@ from bert_jax.finetune_results import (
     write_results,
 )
 from bert_jax.interop import Weights, load_params, load_weights
-from bert_jax.interop.init_from import adopted_model
+from bert_jax.interop.init_from import adopted_model, check_same_weights
 from bert_jax.models.attention import check_attention
 from bert_jax.report import write_report
 from bert_jax.tasks.inference import Inference
@@ -36,6 +36,7 @@ from bert_jax.tasks.objective import task_objective
 from bert_jax.tasks.task import Task
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock
+from bert_jax.training.cluster import Cluster
 from bert_jax.training.compilation import keep_compiled_programs
 from bert_jax.training.console import figure
 from bert_jax.training.flops import training_flops_per_token
@@ -130,7 +131,7 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
         optimizer = with_rates(make_optimizer(config.optimizer, config.total_steps), rate)
         _, _, abstract, train_step = training_program(config, objective, optimizer, mesh)
         checkpoints = Checkpoints(directory, config.keep_checkpoints)
-        given = functools.partial(_with_weights, config, weights, session.first)
+        given = functools.partial(_with_weights, config, weights, session.cluster)
         state, stored = begin_state(checkpoints, objective, optimizer, abstract, config.seed, given)
         window = Window(clock, stored)
         step = int(state.step)
@@ -226,13 +227,15 @@ def _steps_per_epoch(config: FinetuneConfig, data: Data) -> int:
 
 
 def _with_weights(
-    config: FinetuneConfig, weights: Weights, told: bool, state: TrainState
+    config: FinetuneConfig, weights: Weights, cluster: Cluster, state: TrainState
 ) -> TrainState:
     """The state with the given weights, but for a head of another task; as it is from scratch."""
+    told = cluster.index == 0
     if config.scratch:
         if told:
             print(f"begun from scratch, in the architecture of {config.init_from}")
         return state
+    check_same_weights(weights, cluster)
     same_head = weights.architecture == config.task.architecture and weights.head_fields.get(
         "id2label"
     ) == config.task.head_fields().get("id2label")

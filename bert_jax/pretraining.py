@@ -36,7 +36,7 @@ from bert_jax.data.vocabulary_files import read_vocab
 from bert_jax.errors import UserError
 from bert_jax.fill_mask import choose_sentences, predict_masks
 from bert_jax.interop import load_weights
-from bert_jax.interop.init_from import adopt, start_params
+from bert_jax.interop.init_from import adopt, check_same_weights, start_params
 from bert_jax.models.attention import check_attention
 from bert_jax.prepare import default_directory, prepare
 from bert_jax.report import write_report
@@ -171,7 +171,9 @@ def _with_weights(
 ) -> TrainState:
     if not source:
         return state
-    params, at_random = start_params(load_weights(source), tokenizer, state.params)
+    weights = load_weights(source)
+    check_same_weights(weights, cluster)
+    params, at_random = start_params(weights, tokenizer, state.params)
     if cluster.index == 0:
         told = f"; at random: {', '.join(at_random)}" if at_random else ""
         print(f"begun with {source}{told}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 import transformers
 from peer_models import peer, save_peer
@@ -407,3 +408,29 @@ def test_two_processes_train_and_score_as_one(folder, tmp_path):
     said = [rows(tmp_path / f"run{n}/predictions/dev.jsonl") for n in (1, 2)]
     for ours, theirs in zip(*said, strict=True):
         assert ours["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_processes_that_read_other_weights_are_told(folder, tmp_path):
+    """As hosts may whose models lie at one path: parameters of several devices would differ."""
+    commands = []
+    for index in range(2):
+        host = tmp_path / f"host{index}"
+        host.mkdir()
+        shutil.copytree(folder / "model", host / "model")
+        flags = [f"--config.task.{name}={folder}/{name}.tsv" for name in ("train", "dev")]
+        flags += ["--config.task.max_length=24", "--config.batch_size=16", "--config.epochs=1"]
+        flags += [f"--workdir={tmp_path}/run", "--init_from=model", "--config=classify"]
+        there = f'cd "$0" && PYTHONPATH={ROOT} exec "$@"'
+        run = [sys.executable, "-m", "bert_jax.finetune", *flags]
+        commands.append(["bash", "-c", there, str(host), *run])
+    file = tmp_path / "host1/model/model.safetensors"
+    tensors = safetensors.numpy.load_file(file)
+    tensors["bert.pooler.dense.bias"][3] += 1
+    safetensors.numpy.save_file(tensors, file)
+    with Processes(tmp_path / "logs", commands) as processes:
+        assert processes.wait(LONG) == [2, 2], processes.output(0)
+        for index in range(2):
+            assert "error: process 1 of 2 has another model in --init_from than process 0" in (
+                processes.output(index)
+            )

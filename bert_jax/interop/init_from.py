@@ -13,6 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop.params import VOCABULARY, load_params
 from bert_jax.interop.weights import Tensor, Weights
 from bert_jax.models.config_json import COMPUTATION
+from bert_jax.training.cluster import Cluster
 
 # How the model is computed and regularised is the recipe's; what it is, the weights'.
 _OF_THE_RECIPE = COMPUTATION | {"hidden_dropout_prob", "attention_probs_dropout_prob"}
@@ -49,6 +50,20 @@ def adopted_model(model: BertConfig, weights: Weights) -> BertConfig:
     """The architecture of `weights`, computed and regularised as `model` is."""
     names = [spec.name for spec in fields(BertConfig) if spec.name not in _OF_THE_RECIPE]
     return replace(model, **{name: getattr(weights.config, name) for name in names})
+
+
+def check_same_weights(weights: Weights, cluster: Cluster) -> None:
+    """Check that all processes of a run begin with the same weights, where there are several.
+
+    Each reads its own: what is called the same may be another file on another host, and parameters
+    that lie on several devices would never again be the same on all.
+
+    Raises:
+      SharedFailure: in all of them, naming those whose weights are not process 0's.
+    """
+    if cluster.count > 1:
+        mend = "let all of them read the same files"
+        cluster.check_same("model in --init_from", weights.fingerprint(), mend)
 
 
 def start_params(weights: Weights, tokenizer: Tokenizer, params: Any) -> tuple[Any, list[str]]:

@@ -1,5 +1,7 @@
 """A model in memory as far as its files are: config, vocabulary, and tensors that wait unread."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -95,6 +97,16 @@ class Weights:
                 f"{self.source}: type_vocab_size is {self.config.type_vocab_size}, and pairs of "
                 "texts have two token types; give another model"
             )
+
+    def fingerprint(self) -> str:
+        """A hex digest of what a run begins with; every tensor is read for it, one at a time."""
+        digest = hashlib.blake2b(digest_size=8)
+        vocabulary = self.tokenizer.digest if self.tokenizer else ""
+        digest.update(json.dumps([self.architecture, vocabulary, dict(self.head_fields)]).encode())
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name} {tensor.dtype}{tensor.shape}".encode())
+            digest.update(tensor.read().tobytes())
+        return digest.hexdigest()
 
     @property
     def labels(self) -> int:

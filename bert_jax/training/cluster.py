@@ -127,8 +127,10 @@ class Cluster:
                 self._blame(missing, f"did not come to {name!r} within {limit} s")
         return [told[key] for key in keys]
 
-    def check_same(self, name: str, value: str) -> None:
-        """Check that all processes have the same value.
+    def check_same(
+        self, name: str, value: str, mend: str = "give all of them the same command"
+    ) -> None:
+        """Check that all processes have the same value; `mend` says what to do where not.
 
         Raises:
           SharedFailure: in all of them, naming those whose value is not that of process 0.
@@ -138,7 +140,7 @@ class Cluster:
         if others:
             raise SharedFailure(
                 f"process {', '.join(others)} of {self.count} has another {name} than process 0; "
-                "give all of them the same command"
+                + mend
             )
 
     def by_first(self, name: str, work: Callable[[], object]) -> bool:

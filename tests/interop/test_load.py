@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +110,23 @@ def test_numbers_that_are_none_are_refused(value, scan, weights):
     config = dataclasses.replace(weights.config, scan_layers=scan)
     with pytest.raises(UserError, match=r"theirs: .*self/query/kernel holds NaN or infinity"):
         load_params(ruined, abstract(BertForPreTraining(config)))
+
+
+def test_weights_have_one_fingerprint_wherever_they_lie(weights, tmp_path):
+    copy = load_weights(shutil.copytree(weights.source, tmp_path / "copy"))
+    assert copy.fingerprint() == weights.fingerprint()
+    name = next(iter(weights.tensors))
+    other = weights.tensors[name].read().copy()
+    other.flat[-1] += 1
+    changed = dataclasses.replace(weights.tensors[name], read=lambda: other)
+    for fields in (
+        {"tensors": {**weights.tensors, name: changed}},
+        {"tensors": {key: value for key, value in weights.tensors.items() if key != name}},
+        {"head_fields": {"id2label": {"0": "bird"}}},
+        {"architecture": "BertModel"},
+        {"tokenizer": None},
+    ):
+        assert dataclasses.replace(weights, **fields).fingerprint() != weights.fingerprint()
 
 
 def test_positions_are_cut_or_repeated(weights):
