@@ -180,7 +180,7 @@ def _open(session: Session, config: FinetuneConfig, data: Data, tokenizer: Token
         tokenizer.save(directory / "tokenizer")
         write_environment(directory)
 
-    opened = session.cluster.by_first("run directory", open_directory)
+    opened = session.begin_directory(open_directory)
     if not opened and session.first:
         print(STOPPED, file=sys.stderr)
     return opened

@@ -125,7 +125,7 @@ def _train(config: Config, session: Session) -> bool:
         tokenizer.save(directory / "tokenizer")
         write_environment(directory)
 
-    if not cluster.by_first("run directory", open_directory):
+    if not session.begin_directory(open_directory):
         return _nothing_to_save(cluster)
 
     # 4. The state: of the newest checkpoint, else of given weights, else from scratch.

@@ -209,6 +209,16 @@ def test_processes_of_other_settings_are_told(shards, tmp_path):
             )
 
 
+def test_processes_without_a_directory_in_common_are_told(shards, tmp_path):
+    commands = [command(shards, tmp_path / name) for name in ("mine", "yours")]
+    with Processes(tmp_path / "logs", commands) as processes:
+        assert processes.wait(LONG) == [2, 2], processes.output(0)
+        for index in (0, 1):
+            assert "error: process 1 of 2 has another run directory at --workdir than" in (
+                processes.output(index)
+            )
+
+
 @pytest.mark.slow
 def test_the_launcher_starts_all_again_where_one_is_killed(shards, tmp_path):
     launcher = checkout(tmp_path / "checkout", PYTHON) / "launch/local_cluster.sh"

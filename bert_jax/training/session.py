@@ -17,7 +17,7 @@ from bert_jax.training.cluster import Cluster, join_cluster
 from bert_jax.training.console import Progress
 from bert_jax.training.loop import Run, save_checkpoint, settle
 from bert_jax.training.metrics import MetricsWriter
-from bert_jax.training.run_directory import locked
+from bert_jax.training.run_directory import CONFIG_FILE, locked
 from bert_jax.training.state import TrainState
 from bert_jax.training.stopping import StopRequest
 from bert_jax.training.watchdog import Watchdog
@@ -39,6 +39,23 @@ class Session(NamedTuple):
     def first(self) -> bool:
         """Whether this is the process that writes and prints."""
         return self.cluster.index == 0
+
+    def begin_directory(self, begin: Callable[[], object]) -> bool:
+        """Let process 0 `begin` the run directory, and check that all of them have the same.
+
+        Returns:
+          Whether it was done; False where a signal has come to any process.
+
+        Raises:
+          UserError: of `begin`; or a process does not see what process 0 wrote: each would keep its
+            part of every checkpoint to itself.
+        """
+        begun = self.cluster.by_first("run directory", begin)
+        if begun:
+            seen = (self.directory / CONFIG_FILE).exists()
+            mend = "let it be one that all of them share, on a network drive or in a mounted bucket"
+            self.cluster.check_same("run directory at --workdir", str(seen), mend)
+        return begun
 
 
 @contextmanager
