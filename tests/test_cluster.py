@@ -11,8 +11,12 @@ import pytest
 from fake_checkout import checkout
 from small_run import LONG, ROOT, Processes, assert_equal_runs, command, history
 
+from bert_jax.config import LimitsConfig
+from bert_jax.errors import UserError
 from bert_jax.training.checkpoints import saved_steps
+from bert_jax.training.cluster import join_cluster
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.stopping import StopRequest
 
 # A run that does not end by itself, and neither evaluates nor saves meanwhile.
 ENDLESS = [
@@ -36,6 +40,14 @@ def run(shards: Path, directory: Path, count: int, devices: int, *flags: str) ->
 @pytest.fixture(scope="module")
 def one_process(shards, tmp_path_factory) -> Path:
     return run(shards, tmp_path_factory.mktemp("one") / "run", 1, 4)
+
+
+def test_an_address_without_a_port_is_named(monkeypatch):
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost")
+    with pytest.raises(UserError, match="JAX_COORDINATOR_ADDRESS=localhost: must be host:port"):
+        join_cluster(LimitsConfig(start=1), StopRequest(), False)
 
 
 @pytest.mark.slow

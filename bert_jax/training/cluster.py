@@ -12,6 +12,7 @@ Before that, a question costs no message.
 import ctypes
 import functools
 import os
+import re
 import signal
 import socket
 import sys
@@ -52,6 +53,7 @@ def join_cluster(limits: LimitsConfig, stop: StopRequest, detect: bool) -> "Clus
     """
     if not detect and "JAX_NUM_PROCESSES" not in os.environ:
         return Cluster(limits, stop, 0, 1)
+    _check_address()
     # Its handler of SIGTERM would replace ours, and it knows nothing of Ctrl-C.
     jax.config.update("jax_enable_preemption_service", False)
     _at_abort(functools.partial(_not_all_came, limits))
@@ -309,6 +311,15 @@ def _is_of_this_process(error: BaseException | None) -> bool:
     while isinstance(error, UserError | OSError):
         error = error.__cause__
     return error is None
+
+
+def _check_address() -> None:
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
+    if address and not re.fullmatch(r".+:[0-9]+", address):
+        raise UserError(
+            f"JAX_COORDINATOR_ADDRESS={address}: must be host:port, of process 0; the port may be "
+            "any that is free there"
+        )
 
 
 def _number(name: str) -> int | None:
