@@ -211,6 +211,26 @@ def test_what_all_come_to_each_says_for_itself(tmp_path, what, told, late):
             assert len(processes.output(index).splitlines()) == 1
 
 
+COUNTED = """
+import sys
+from pathlib import Path
+from bert_jax.config import LimitsConfig
+from bert_jax.training.session import in_session
+with in_session(LimitsConfig(), Path(sys.argv[1]), None, False):
+    print("begun")
+"""
+
+
+def test_processes_that_know_of_another_number_are_told(tmp_path):
+    """Those that know of more would wait for ever, and the others for them."""
+    one = [sys.executable, "-c", COUNTED, str(tmp_path / "run")]
+    with Processes(tmp_path / "logs", [one, ["env", "JAX_NUM_PROCESSES=3", *one]]) as processes:
+        assert processes.wait(60) == [2, 75]
+        told = "error: process 1 was told of 3 processes, and process 0 of 2"
+        assert processes.output(0).startswith(told)
+        assert processes.output(1).startswith("error: process 0 of 2 has failed")
+
+
 def test_processes_of_other_settings_are_told(shards, tmp_path):
     commands = [command(shards, tmp_path / "run", f"--config.seed={seed}") for seed in (0, 1)]
     with Processes(tmp_path / "logs", commands) as processes:

@@ -129,6 +129,20 @@ class Cluster:
                 self._blame(missing, f"did not come to {name!r} within {limit} s")
         return [told[key] for key in keys]
 
+    def check_count(self) -> None:
+        """Check that all processes know of as many; else some wait for those that never come.
+
+        Raises:
+          UserError: in process 0, which knows of fewer than another.
+        """
+        counts = self.exchange("count", str(self.count), self._limits.start)
+        for index, count in enumerate(counts):
+            if count != counts[0]:
+                raise UserError(
+                    f"process {index} was told of {count} processes, and process 0 of {counts[0]}; "
+                    "give all of them the same JAX_NUM_PROCESSES"
+                )
+
     def check_same(
         self, name: str, value: str, mend: str = "give all of them the same command"
     ) -> None:

@@ -87,6 +87,7 @@ def in_session(
         Watchdog(limits, directory, cluster.index) as watchdog,
         ExitStack() as held,
     ):
+        cluster.check_count()
         cluster.by_first("lock", lambda: held.enter_context(locked(directory)))
         yield Session(directory, clock or Clock(), cluster, watchdog)
         cluster.leave()
