@@ -74,6 +74,12 @@ class Data(NamedTuple):
     computed: Computed
     fingerprint: str
 
+    @property
+    def all_fingerprint(self) -> str:
+        """Of all examples: what processes that train and score together have in common."""
+        others = [_fingerprint([], scored) for scored in self.others.values()]
+        return "-".join([self.fingerprint, *others])
+
 
 def read_data(config: FinetuneConfig, tokenizer: Tokenizer, parts: int) -> Data:
     """Read the files of the task, learn what it learns, and make features.

@@ -36,7 +36,7 @@ from bert_jax.tasks.objective import task_objective
 from bert_jax.tasks.task import Task
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock
-from bert_jax.training.cluster import Cluster
+from bert_jax.training.cluster import SAME_FILES, Cluster
 from bert_jax.training.compilation import keep_compiled_programs
 from bert_jax.training.console import figure
 from bert_jax.training.flops import training_flops_per_token
@@ -112,10 +112,12 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
     check_mesh(config, {"config.batch_size": config.batch_size}, mesh)
     check_attention(config.model, mesh.devices.flat[0].platform)
     check_xla_options(config.xla_options, mesh)
+    session.cluster.check_same("config", _digest(config))
 
     # 2. Examples, and what is learnt of them: labels, and so the head and the number of steps.
     with clock("reading"):
         data = read_data(config, tokenizer, batch_parts(mesh))
+    session.cluster.check_same("set of examples", data.all_fingerprint, SAME_FILES)
     config = _resolved(config, data)
     task = config.task
 
@@ -167,11 +169,14 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
     return finished
 
 
+def _digest(config: FinetuneConfig) -> str:
+    """Of the settings, which must be the same to all processes."""
+    settings = json.dumps(dataclasses.asdict(config)).encode()
+    return hashlib.blake2b(settings, digest_size=8).hexdigest()
+
+
 def _open(session: Session, config: FinetuneConfig, data: Data, tokenizer: Tokenizer) -> bool:
     """Begin the run in its directory, or find it there; False where a signal came first."""
-    settings = json.dumps([dataclasses.asdict(config), data.fingerprint])
-    digest = hashlib.blake2b(settings.encode(), digest_size=8).hexdigest()
-    session.cluster.check_same("config", digest)
     task, directory = config.task, session.directory
 
     def open_directory() -> None:

@@ -42,7 +42,7 @@ from bert_jax.prepare import default_directory, prepare
 from bert_jax.report import write_report
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock, account
-from bert_jax.training.cluster import Cluster
+from bert_jax.training.cluster import SAME_FILES, Cluster
 from bert_jax.training.compilation import keep_compiled_programs
 from bert_jax.training.console import evaluation_line, header, pretraining_seconds_left, summary
 from bert_jax.training.evaluation import evaluate
@@ -110,16 +110,16 @@ def _train(config: Config, session: Session) -> bool:
     check_mesh(config, batch_sizes, mesh)
     check_attention(config.model, mesh.devices.flat[0].platform)
     check_xla_options(config.xla_options, mesh)
+    cluster.check_same("config", _digest(config))
 
     # 2. Text to token shards, on first use.
     if not cluster.by_first("token shards", lambda: _prepare(config, clock)):
         return _nothing_to_save(cluster)
     config, manifest = with_token_shards(config)
     tokenizer = _tokenizer(Path(config.data.dir), manifest)
+    cluster.check_same("set of token shards", manifest.fingerprint, SAME_FILES)
 
     # 3. The run directory: this run's, or one that matches.
-    cluster.check_same("config", _digest(config, manifest))
-
     def open_directory() -> None:
         open_run_directory(directory, config, config.data.dir, manifest.fingerprint)
         tokenizer.save(directory / "tokenizer")
@@ -372,9 +372,8 @@ def _closing_summary(directory: Path, finished: bool) -> str:
     return summary(directory, evaluation, baseline, seconds, command)
 
 
-def _digest(config: Config, manifest: Manifest) -> str:
-    """What must be the same to all processes."""
+def _digest(config: Config) -> str:
+    """Of the settings, which must be the same to all processes."""
     data = dataclasses.replace(config.data, dir="")  # each may have them elsewhere
     settings = dataclasses.asdict(dataclasses.replace(config, data=data))
-    content = json.dumps([settings, manifest.fingerprint]).encode()
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(settings).encode(), digest_size=8).hexdigest()

@@ -411,26 +411,28 @@ def test_two_processes_train_and_score_as_one(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_that_read_other_weights_are_told(folder, tmp_path):
-    """As hosts may whose models lie at one path: parameters of several devices would differ."""
+@pytest.mark.parametrize("what", ["model in --init_from", "set of examples"])
+def test_processes_that_read_other_files_of_one_name_are_told(folder, tmp_path, what):
+    """As hosts may: of other weights, parameters would differ; of another test set, batches."""
     commands = []
     for index in range(2):
         host = tmp_path / f"host{index}"
-        host.mkdir()
-        shutil.copytree(folder / "model", host / "model")
-        flags = [f"--config.task.{name}={folder}/{name}.tsv" for name in ("train", "dev")]
+        shutil.copytree(folder, host)
+        flags = [f"--config.task.{name}={name}.tsv" for name in ("train", "dev", "test")]
         flags += ["--config.task.max_length=24", "--config.batch_size=16", "--config.epochs=1"]
         flags += [f"--workdir={tmp_path}/run", "--init_from=model", "--config=classify"]
         there = f'cd "$0" && PYTHONPATH={ROOT} exec "$@"'
         run = [sys.executable, "-m", "bert_jax.finetune", *flags]
         commands.append(["bash", "-c", there, str(host), *run])
-    file = tmp_path / "host1/model/model.safetensors"
-    tensors = safetensors.numpy.load_file(file)
-    tensors["bert.pooler.dense.bias"][3] += 1
-    safetensors.numpy.save_file(tensors, file)
+    if what == "set of examples":
+        write_table(tmp_path / "host1/test.tsv", 16, seed=2)
+    else:
+        file = tmp_path / "host1/model/model.safetensors"
+        tensors = safetensors.numpy.load_file(file)
+        tensors["bert.pooler.dense.bias"][3] += 1
+        safetensors.numpy.save_file(tensors, file)
     with Processes(tmp_path / "logs", commands) as processes:
         assert processes.wait(LONG) == [2, 2], processes.output(0)
         for index in range(2):
-            assert "error: process 1 of 2 has another model in --init_from than process 0" in (
-                processes.output(index)
-            )
+            told = f"error: process 1 of 2 has another {what} than process 0"
+            assert told in processes.output(index)

@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.interop.params import VOCABULARY, load_params
 from bert_jax.interop.weights import Tensor, Weights
 from bert_jax.models.config_json import COMPUTATION
-from bert_jax.training.cluster import Cluster
+from bert_jax.training.cluster import SAME_FILES, Cluster
 
 # How the model is computed and regularised is the recipe's; what it is, the weights'.
 _OF_THE_RECIPE = COMPUTATION | {"hidden_dropout_prob", "attention_probs_dropout_prob"}
@@ -62,8 +62,7 @@ def check_same_weights(weights: Weights, cluster: Cluster) -> None:
       SharedFailure: in all of them, naming those whose weights are not process 0's.
     """
     if cluster.count > 1:
-        mend = "let all of them read the same files"
-        cluster.check_same("model in --init_from", weights.fingerprint(), mend)
+        cluster.check_same("model in --init_from", weights.fingerprint(), SAME_FILES)
 
 
 def start_params(weights: Weights, tokenizer: Tokenizer, params: Any) -> tuple[Any, list[str]]:

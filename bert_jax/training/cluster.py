@@ -32,6 +32,9 @@ from bert_jax.errors import FAILURE_EXIT_CODE, SharedFailure, UserError, print_e
 from bert_jax.training.stopping import RESUME_EXIT_CODE, StopRequest
 from bert_jax.training.watchdog import running_seconds
 
+# What is to be done where what they read differs.
+SAME_FILES = "let all of them read the same files"
+
 _INTERVAL = 0.25
 # Process 0 runs the service that the others hear from: once it has told them, it stays as long.
 _FAREWELL = 1.5
