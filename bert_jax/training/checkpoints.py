@@ -245,7 +245,8 @@ class Checkpoints:
         self._newest = None
         kept = saved_steps(self._folder)
         held = f"the newest one that is whole is step {max(kept)}" if kept else "there is none yet"
-        forbidden = isinstance(error, OSError) and error.errno in _FORBIDDEN
+        refused = isinstance(error, OSError) and error.errno in _FORBIDDEN
+        forbidden = refused or "PERMISSION_DENIED" in str(error)  # TensorStore's
         mend = "let it be written to" if forbidden else "free some disk space"
         return UserError(
             f"{self._folder}: a checkpoint could not be written ({first_line(error)}); {held}; "

@@ -347,6 +347,18 @@ def test_a_full_disk_is_told_at_once_and_keeps_what_was_saved(small_disk):
     assert sorted(os.listdir(run / "checkpoints")) == ["0", "1", "2", "3"]
 
 
+def test_what_tensorstore_may_not_write_is_no_full_disk(tmp_path, monkeypatch):
+    """As a process of another user meets it in the folder that process 0 has made."""
+    checkpoints = Checkpoints(tmp_path, 10)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ValueError('PERMISSION_DENIED: Error writing "grad_norms/1" in OCDBT database')
+
+    monkeypatch.setattr(checkpoints._checkpointer, "save", refuse)
+    with pytest.raises(UserError, match=r"grad_norms/1.* there is none yet; let it be written to"):
+        checkpoints.save(floats(0), 0, {})
+
+
 def test_a_folder_that_may_not_be_written_is_told_and_not_waited_for(small_disk):
     """A disk that the system has made read-only after errors, say."""
     run = small_disk("40m")
