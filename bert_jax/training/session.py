@@ -1,6 +1,7 @@
 """What a process does around the training of any kind of run: meet the others, hold, and let go."""
 
 import errno
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -52,7 +53,8 @@ class Session(NamedTuple):
         """
         begun = self.cluster.by_first("run directory", begin)
         if begun:
-            seen = (self.directory / CONFIG_FILE).exists()
+            # Listed, not asked for: a network drive remembers what was missing a moment ago.
+            seen = self.directory.is_dir() and CONFIG_FILE in os.listdir(self.directory)
             mend = "let it be one that all of them share, on a network drive or in a mounted bucket"
             self.cluster.check_same("run directory at --workdir", str(seen), mend)
         return begun
