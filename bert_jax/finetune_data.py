@@ -74,7 +74,6 @@ class Data(NamedTuple):
     computed: Computed
     fingerprint: str
 
-    @property
     def all_fingerprint(self) -> str:
         """Of all examples: what processes that train and score together have in common."""
         others = [_fingerprint([], scored) for scored in self.others.values()]

@@ -6,8 +6,6 @@ predictions, scores and report. What finetune.py runs, alike in each process of 
 
 import dataclasses
 import functools
-import hashlib
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -112,7 +110,7 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
     check_mesh(config, {"config.batch_size": config.batch_size}, mesh)
     check_attention(config.model, mesh.devices.flat[0].platform)
     check_xla_options(config.xla_options, mesh)
-    session.cluster.check_same("config", _digest(config))
+    session.check_same_settings(config)
 
     # 2. Examples, and what is learnt of them: labels, and so the head and the number of steps.
     with clock("reading"):
@@ -167,12 +165,6 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
             write_report(directory)
         print(closing_summary(directory, finished))
     return finished
-
-
-def _digest(config: FinetuneConfig) -> str:
-    """Of the settings, which must be the same to all processes."""
-    settings = json.dumps(dataclasses.asdict(config)).encode()
-    return hashlib.blake2b(settings, digest_size=8).hexdigest()
 
 
 def _open(session: Session, config: FinetuneConfig, data: Data, tokenizer: Tokenizer) -> bool:

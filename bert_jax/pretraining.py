@@ -6,8 +6,6 @@ alike in each process of a run; process 0 alone writes and prints.
 
 import dataclasses
 import functools
-import hashlib
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -110,14 +108,16 @@ def _train(config: Config, session: Session) -> bool:
     check_mesh(config, batch_sizes, mesh)
     check_attention(config.model, mesh.devices.flat[0].platform)
     check_xla_options(config.xla_options, mesh)
-    cluster.check_same("config", _digest(config))
+    # The shards are compared by what they hold: each process may have them elsewhere.
+    anywhere = dataclasses.replace(config.data, dir="")
+    session.check_same_settings(dataclasses.replace(config, data=anywhere))
 
     # 2. Text to token shards, on first use.
     if not cluster.by_first("token shards", lambda: _prepare(config, clock)):
         return _nothing_to_save(cluster)
     config, manifest = with_token_shards(config)
     tokenizer = _tokenizer(Path(config.data.dir), manifest)
-    cluster.check_same("set of token shards", manifest.fingerprint, SAME_FILES)
+    cluster.check_same("set of token shards", lambda: manifest.fingerprint, SAME_FILES)
 
     # 3. The run directory: this run's, or one that matches.
     def open_directory() -> None:
@@ -370,10 +370,3 @@ def _closing_summary(directory: Path, finished: bool) -> str:
     baseline = baseline_of(records, evaluation or {})
     command = None if finished else "python -m bert_jax.train " + shlex.join(sys.argv[1:])
     return summary(directory, evaluation, baseline, seconds, command)
-
-
-def _digest(config: Config) -> str:
-    """Of the settings, which must be the same to all processes."""
-    data = dataclasses.replace(config.data, dir="")  # each may have them elsewhere
-    settings = dataclasses.asdict(dataclasses.replace(config, data=data))
-    return hashlib.blake2b(json.dumps(settings).encode(), digest_size=8).hexdigest()

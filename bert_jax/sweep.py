@@ -227,22 +227,8 @@ def _digests(configs: Sequence[FinetuneConfig]) -> dict[str, str]:
                     digests[path] = hashlib.file_digest(file, hashlib.blake2b).hexdigest()
     for source in sorted({each.init_from for each in configs}):
         with suppress(UserError):  # likewise
-            digests[source] = _digest_of_model(source)
+            digests[source] = load_weights(source).digest()
     return digests
-
-
-def _digest_of_model(source: str) -> str:
-    """Of its architecture, its vocabulary and its tensors: of a run those of the newest checkpoint.
-
-    Raises:
-      UserError: there is none, or it is damaged.
-    """
-    weights = load_weights(source)
-    vocabulary = weights.tokenizer.digest if weights.tokenizer else None
-    digest = hashlib.blake2b(json.dumps([dataclasses.asdict(weights.config), vocabulary]).encode())
-    for name, tensor in sorted(weights.tensors.items()):
-        digest.update(name.encode() + tensor.read().tobytes())
-    return digest.hexdigest()
 
 
 def _check_same_data(directory: Path, known: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -193,7 +193,7 @@ def burn():
     raise UserError("the toast is burnt")
 with cluster.failing_together():
     if sys.argv[2] == "same":
-        cluster.check_same("spread", str(cluster.index))
+        cluster.check_same("spread", lambda: str(cluster.index))
     cluster.by_first("breakfast", burn)
 """
 

@@ -53,7 +53,7 @@ def adopted_model(model: BertConfig, weights: Weights) -> BertConfig:
 
 
 def check_same_weights(weights: Weights, cluster: Cluster) -> None:
-    """Check that all processes of a run begin with the same weights, where there are several.
+    """Check that all processes of a run begin with the same weights.
 
     Each reads its own: what is called the same may be another file on another host, and parameters
     that lie on several devices would never again be the same on all.
@@ -61,8 +61,7 @@ def check_same_weights(weights: Weights, cluster: Cluster) -> None:
     Raises:
       SharedFailure: in all of them, naming those whose weights are not process 0's.
     """
-    if cluster.count > 1:
-        cluster.check_same("model in --init_from", weights.fingerprint(), SAME_FILES)
+    cluster.check_same("model in --init_from", weights.fingerprint, SAME_FILES)
 
 
 def start_params(weights: Weights, tokenizer: Tokenizer, params: Any) -> tuple[Any, list[str]]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +99,15 @@ class Weights:
             )
 
     def fingerprint(self) -> str:
-        """A hex digest of what a run begins with; every tensor is read for it, one at a time."""
-        digest = hashlib.blake2b(digest_size=8)
-        vocabulary = self.tokenizer.digest if self.tokenizer else ""
-        digest.update(json.dumps([self.architecture, vocabulary, dict(self.head_fields)]).encode())
+        """Of all that a run begins with: what the head is of, too."""
+        return f"{self.digest()} {json.dumps([self.architecture, dict(self.head_fields)])}"
+
+    def digest(self) -> str:
+        """A hex hash of the sizes, the vocabulary and the tensors, which are read one by one."""
+        vocabulary = self.tokenizer.digest if self.tokenizer else None
+        digest = hashlib.blake2b(json.dumps([asdict(self.config), vocabulary]).encode())
         for name, tensor in sorted(self.tensors.items()):
-            digest.update(f"{name} {tensor.dtype}{tensor.shape}".encode())
-            digest.update(tensor.read().tobytes())
+            digest.update(name.encode() + tensor.read().tobytes())
         return digest.hexdigest()
 
     @property

@@ -147,14 +147,21 @@ class Cluster:
                 )
 
     def check_same(
-        self, name: str, value: str, mend: str = "give all of them the same command"
+        self,
+        name: str,
+        value: Callable[[], str],
+        mend: str = "give all of them the same command",
     ) -> None:
         """Check that all processes have the same value; `mend` says what to do where not.
+
+        A single process has nothing to compare, and computes none.
 
         Raises:
           SharedFailure: in all of them, naming those whose value is not that of process 0.
         """
-        values = self.exchange(name, value, self._limits.start)
+        if self.count == 1:
+            return
+        values = self.exchange(name, value(), self._limits.start)
         others = [str(index) for index, other in enumerate(values) if other != values[0]]
         if others:
             raise SharedFailure(

@@ -23,10 +23,13 @@ class EventWriter:
         Raises:
           OSError: the disk is full, or may not be written.
         """
+        from tensorboardX.record_writer import masked_crc32c
+
         # Messages that are made as the module loads: type checkers see none of them.
         proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
         summary: Any = importlib.import_module("tensorboardX.proto.summary_pb2")
         self._event, self._summary = proto.Event, summary.Summary
+        self._checksum = masked_crc32c
         folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
         # Two writers of one second must not share a file.
@@ -58,9 +61,7 @@ class EventWriter:
 
     def _append(self, event: Any) -> None:
         """A TFRecord: length and data, each with its checksum."""
-        from tensorboardX.record_writer import masked_crc32c
-
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
         for part in (length, data):
-            self._file.write(part + struct.pack("<I", masked_crc32c(part)))
+            self._file.write(part + struct.pack("<I", self._checksum(part)))

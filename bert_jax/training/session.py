@@ -1,6 +1,9 @@
 """What a process does around the training of any kind of run: meet the others, hold, and let go."""
 
+import dataclasses
 import errno
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -56,8 +59,21 @@ class Session(NamedTuple):
             # Listed, not asked for: a network drive remembers what was missing a moment ago.
             seen = self.directory.is_dir() and CONFIG_FILE in os.listdir(self.directory)
             mend = "let it be one that all of them share, on a network drive or in a mounted bucket"
-            self.cluster.check_same("run directory at --workdir", str(seen), mend)
+            self.cluster.check_same("run directory at --workdir", lambda: str(seen), mend)
         return begun
+
+    def check_same_settings(self, config: RunConfig) -> None:
+        """Check that all processes have the same settings.
+
+        Raises:
+          SharedFailure: as `Cluster.check_same`.
+        """
+
+        def digest() -> str:
+            settings = json.dumps(dataclasses.asdict(config)).encode()
+            return hashlib.blake2b(settings, digest_size=8).hexdigest()
+
+        self.cluster.check_same("config", digest)
 
 
 @contextmanager
