@@ -6,6 +6,7 @@ Each row of a table is a way to cut, and the microseconds of a kernel by it: of 
 times twenty in a row. `bert_jax/models/gpu_attention.py` has the ways that were the fastest.
 """
 
+import functools
 import itertools
 import math
 import time
@@ -69,12 +70,15 @@ def microseconds(program: Callable[..., Any] | None, operands: tuple[Any, ...]) 
 
 
 def compare(title: str, name: str, ways: Iterator[Blocks], function: Any, *operands: Any) -> None:
-    """Print the times by each of these ways, as the module's constant of that name."""
+    """Print the times by each of these ways, as the module's constant of that name.
+
+    Of what the function gives the first is computed: the rest is what it was given.
+    """
     constant, lowered = getattr(gpu_attention, name), []
     for blocks in ways:
         setattr(gpu_attention, name, blocks)
         # Jitted anew: what was traced by other blocks is not to be found again.
-        lowered.append((blocks, jax.jit(lambda *a: function(*a)).lower(*operands)))
+        lowered.append((blocks, jax.jit(lambda *a: function(*a)[0]).lower(*operands)))
     setattr(gpu_attention, name, constant)
     with ThreadPoolExecutor() as threads:
         programs = list(threads.map(lambda each: compiled(each[1]), lowered))
@@ -92,15 +96,10 @@ def main() -> None:
     for batch, length, heads in SHAPES:
         operands, gradient = arrays(batch, length, heads)
         settings = KernelSettings(heads, WIDTH, length, RATE, interpret=False)
-
-        def forward(*operands: jax.Array, settings: KernelSettings = settings) -> Any:
-            return gpu_attention._forward(settings, *operands)
-
-        def backward(
-            residuals: Any, gradient: jax.Array, settings: KernelSettings = settings
-        ) -> Any:
-            return gpu_attention._backward(settings, residuals, gradient)[0]
-
+        forward, backward = (
+            functools.partial(function, settings)
+            for function in (gpu_attention._forward, gpu_attention._backward)
+        )
         shape = f"{batch} x {length}, {heads} heads"
         compare(f"forward, {shape}", "_FORWARD", ways((64, 128), (32, 64)), forward, *operands)
         residuals = jax.jit(forward)(*operands)[1]

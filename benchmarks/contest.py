@@ -194,6 +194,10 @@ def contest_alone(
             rivals[contender.name] = seconds
 
 
+# By device.
+CONTESTS = {"cpu": contest, "cuda": contest_alone}
+
+
 def median_and_spread(values: Sequence[float]) -> tuple[float, float, float]:
     """Median, least and greatest."""
     return statistics.median(values), min(values), max(values)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contest import DTYPES, Contender, contest, contest_alone, in_jax
+from benchmarks.contest import CONTESTS, DTYPES, Contender, in_jax
 from benchmarks.tables import record
 from bert_jax import allocator
 
@@ -35,7 +35,6 @@ def lengths(kind: str, count: int) -> list[int]:
 
 def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
     """A record for each size and kind of work; on a GPU anew with each contender."""
-    measure = contest_alone if device == "cuda" else contest
     counts = (QUICK_COUNTS if quick else COUNTS)[device]
     for size in (QUICK_SIZES if quick else SIZES)[device]:
         for kind, count in counts.items():
@@ -56,7 +55,7 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
             ]
             own = in_jax("ours", "benchmarks.inference_jax", settings, DTYPES, device)
             results: list[dict[str, Any]] = []
-            for result in measure(own, peers, rounds=2 if quick else 5):
+            for result in CONTESTS[device](own, peers, rounds=2 if quick else 5):
                 results.append(record(result))
                 yield {
                     "name": f"{size}, {count} of {kind} lengths",

@@ -37,11 +37,11 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
     stem = arguments.output / arguments.suite
-    records = {}
+    records, about = {}, machine()
     for record in SUITES[arguments.suite](arguments.quick):
         # What is measured is kept, whatever comes of the rest.
         records[record["name"]] = record
-        told = {"machine": machine(), "records": [*records.values()]}
+        told = {"machine": about, "records": [*records.values()]}
         stem.with_suffix(".json").write_text(json.dumps(told, indent=1) + "\n")
         stem.with_suffix(".md").write_text(table(told["records"]) + "\n")
     print(stem.with_suffix(".md").read_text())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.batches import phase_of, read_batch, write_batch, write_packed_batch
-from benchmarks.contest import DTYPES, Contender, contest, contest_alone, in_jax
+from benchmarks.contest import CONTESTS, DTYPES, Contender, in_jax
 from benchmarks.machine import gpus
 from benchmarks.tables import record
 from bert_jax import allocator
@@ -84,7 +84,6 @@ def utilization(contender: Contender, seconds: float) -> float | None:
 
 def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
     """A record for each size and length; on a GPU anew with each contender that is measured."""
-    measure = contest_alone if device == "cuda" else contest
     for (size, seq_len), batch_size in (QUICK_BATCHES if quick else BATCHES)[device].items():
         print(f"{size} at {seq_len}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +94,7 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
             own, others = contenders(settings, packed if fewer else None, device, quick)
             results: list[dict[str, Any]] = []
             case = {"name": f"{size} at {seq_len}, batch {batch_size}", "tokens": tokens}
-            measured = measure(own, others, rounds=2 if quick else 5)
+            measured = CONTESTS[device](own, others, rounds=2 if quick else 5)
             for contender, result in zip((*own, *others), measured, strict=True):
                 results.append(record(result))
                 if device == "cuda":
