@@ -13,6 +13,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from bert_jax.data.tokenization import Tokenizer
+from bert_jax.files import replace_file
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.finetune_data import Data
 from bert_jax.finetune_report import PREDICTIONS, SCORES
@@ -27,7 +28,7 @@ from bert_jax.tasks.task import Task
 from bert_jax.training.clock import account
 from bert_jax.training.console import figure, table, time_split
 from bert_jax.training.metrics import read_metrics
-from bert_jax.training.run_files import read_json, replace_text, write_json
+from bert_jax.training.run_files import read_json, write_json
 from bert_jax.training.state import parameter_count
 
 
@@ -145,10 +146,10 @@ def write_results(
     folder = directory / PREDICTIONS
     folder.mkdir(exist_ok=True)
     for result in results:
-        lines = (json.dumps(row, ensure_ascii=False) for row in result.predictions)
-        replace_text(folder / f"{result.name}.jsonl", "".join(f"{line}\n" for line in lines))
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in result.predictions)
+        replace_file(folder / f"{result.name}.jsonl", "".join(lines).encode())
         for name, content in task.exports(Path(result.path), result.predictions).items():
-            replace_text(folder / name, content)
+            replace_file(folder / name, content.encode())
     write_json(
         directory / SCORES,
         {

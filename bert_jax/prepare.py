@@ -9,7 +9,6 @@ and the settings alone, not on the number of workers or on interruptions.
 
 import argparse
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -39,6 +38,7 @@ from bert_jax.data.preparation import (
 from bert_jax.data.shards import Manifest
 from bert_jax.data.workers import core_count, worker_pool
 from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
+from bert_jax.files import lock
 from bert_jax.flags import Parser
 from bert_jax.user_cache import user_cache
 
@@ -206,7 +206,7 @@ def _locked(root: Path) -> Iterator[None]:
     folder = os.open(root, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(folder)
         except BlockingIOError:
             raise UserError(f"{root}: another process is at work there; wait for it") from None
         yield

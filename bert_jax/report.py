@@ -13,6 +13,7 @@ from typing import Any
 
 from bert_jax.config import BertConfig, Phase
 from bert_jax.errors import UserError, run_main
+from bert_jax.files import replace_file
 from bert_jax.flags import Parser
 from bert_jax.training.clock import account
 from bert_jax.training.console import duration, figure
@@ -21,7 +22,7 @@ from bert_jax.training.flops import run_flops
 from bert_jax.training.metrics import ENVIRONMENT_FILE, read_metrics
 from bert_jax.training.page import charts, details, facts, page, section, table
 from bert_jax.training.run_directory import is_of_finetuning, read_config
-from bert_jax.training.run_files import read_json, replace_text
+from bert_jax.training.run_files import read_json
 from bert_jax.training.run_sections import (
     Records,
     baseline_of,
@@ -80,11 +81,11 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     path = output or run_directory / REPORT_FILE
     try:
         # A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark.
-        text = _page(run_directory).encode(errors="replace").decode()
+        content = _page(run_directory).encode(errors="replace")
         if output:  # it may be a link or a pipe
-            output.write_text(text, encoding="utf-8")
+            output.write_bytes(content)
         else:
-            replace_text(path, text)
+            replace_file(path, content)
     except OSError as error:
         raise UserError(f"{error.filename or path}: {error.strerror or error}") from error
     except RecursionError as error:

@@ -25,6 +25,7 @@ from bert_jax.config import DataConfig
 from bert_jax.data.keyed import below, chance, key, words
 from bert_jax.data.shards import Shard, checksum, map_array, npy_header
 from bert_jax.errors import UserError
+from bert_jax.files import flush_to_disk
 
 # An example: its first sentence and how many make A and B (0: B is random), in one shard.
 RECORD = np.dtype(
@@ -188,8 +189,7 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(temporary, "xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            flush_to_disk(file)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

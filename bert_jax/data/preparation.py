@@ -35,6 +35,7 @@ from bert_jax.data.units import (
 )
 from bert_jax.data.workers import ordered
 from bert_jax.errors import UserError
+from bert_jax.files import replace_file
 
 # Text of a pair of shards. A piece is about four bytes of English and hardly ever less than one:
 # 2**26 tokens a shard, and well below the 2**32 that an offset can count.
@@ -262,7 +263,7 @@ def read_json(path: Path) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file of the workspace, whole or not at all."""
-    shards.replace_file(path, json.dumps(value).encode())
+    replace_file(path, json.dumps(value).encode())
 
 
 def _save_heldout_hashes(space: Workspace, inventory: Inventory, sides: np.ndarray) -> None:
@@ -275,7 +276,7 @@ def _save_heldout_hashes(space: Workspace, inventory: Inventory, sides: np.ndarr
         )
     packed = io.BytesIO()
     np.save(packed, np.unique(np.concatenate(hashes)), allow_pickle=False)
-    shards.replace_file(space.heldout_hashes, packed.getvalue())
+    replace_file(space.heldout_hashes, packed.getvalue())
 
 
 def _groups(text_bytes: list[int]) -> Iterator[range]:

@@ -18,11 +18,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.files import flush_to_disk, replace_file
 
 VERSION = 1
 SPLITS = ("train", "heldout")
@@ -159,7 +160,7 @@ class ShardWriter:
         """Complete the files and return their entry; None, and no file, for an empty shard."""
         self._file.seek(0)
         self._file.write(npy_header(self._dtype, self._tokens))
-        _flush_to_disk(self._file)
+        flush_to_disk(self._file)
         self._file.close()
         if not self._tokens:
             self._temporary("tokens").unlink()
@@ -169,7 +170,7 @@ class ShardWriter:
             with open(self._temporary(array), "wb") as file:
                 file.write(npy_header(values.dtype, len(values)))
                 file.write(values.data)  # np.save would lose the errno of a full disk
-                _flush_to_disk(file)
+                flush_to_disk(file)
         for array in ARRAYS:
             os.replace(self._temporary(array), shard_file(self.directory, self.name, array))
         paths = [shard_file(self.directory, self.name, array) for array in ARRAYS]
@@ -186,15 +187,6 @@ class ShardWriter:
 def shard_file(directory: Path, name: str, array: str) -> Path:
     """Path of one array (of `ARRAYS`) of the shard `name`."""
     return directory / f"{name}.{array}.npy"
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: under a temporary name, then renamed."""
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        _flush_to_disk(file)
-    os.replace(temporary, path)
 
 
 def checksum(path: Path) -> str:
@@ -384,8 +376,3 @@ def npy_header(dtype: np.dtype, length: int) -> bytes:
     }
     np.lib.format.write_array_header_1_0(header, fields)
     return header.getvalue()
-
-
-def _flush_to_disk(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -1,16 +1,16 @@
 """Token shards copied to a local disk, whole and as they were written."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bert_jax.data.shards import MANIFEST, SPLITS, checksum, read_manifest, replace_file
+from bert_jax.data.shards import MANIFEST, SPLITS, checksum, read_manifest
 from bert_jax.errors import UserError
+from bert_jax.files import lock, replace_file
 
 # What stands beside the shards; the pairs only where a run has planned them there.
 _FOLDERS = ("tokenizer", "pairs")
@@ -73,8 +73,7 @@ def _locked(directory: Path) -> Iterator[None]:
     """Hold the directory, whose half-written files have one name whoever writes them."""
     folder = os.open(directory, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks goes without
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        lock(folder, wait=True)
         yield
     finally:
         os.close(folder)

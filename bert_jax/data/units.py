@@ -18,8 +18,9 @@ import numpy as np
 
 from bert_jax.data.documents import Counts, Document, Unit
 from bert_jax.data.heldout import is_heldout, near_duplicate, signature
-from bert_jax.data.shards import Shard, build_shard, replace_file
+from bert_jax.data.shards import Shard, build_shard
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
+from bert_jax.files import replace_file
 
 TRAIN, HELDOUT, DROPPED = 0, 1, 2  # the side of a document
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from bert_jax.errors import UserError
+from bert_jax.files import replace_file
 from bert_jax.training.events import EventWriter
-from bert_jax.training.run_files import replace_text, write_json
+from bert_jax.training.run_files import write_json
 
 METRICS_FILE = "metrics.jsonl"
 ENVIRONMENT_FILE = "environment.json"
@@ -148,9 +149,8 @@ def truncate_after(run_directory: Path, step: int, evaluated: int | None = None)
         for record in read_metrics(run_directory)
         if record["kind"] not in last or record.get("step", 0) <= last[record["kind"]]
     ]
-    replace_text(
-        run_directory / METRICS_FILE, "".join(json.dumps(record) + "\n" for record in kept)
-    )
+    lines = "".join(json.dumps(record) + "\n" for record in kept)
+    replace_file(run_directory / METRICS_FILE, lines.encode())
 
 
 def write_environment(run_directory: Path) -> None:

@@ -1,8 +1,6 @@
 """What a run directory is sure to hold: one config, one corpus, one history."""
 
 import dataclasses
-import errno
-import fcntl
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -12,6 +10,7 @@ from typing import Any, TypeVar
 
 from bert_jax.config import Config, Phase, RunConfig, walk
 from bert_jax.errors import UserError
+from bert_jax.files import lock
 from bert_jax.training.run_files import read_json, write_json
 
 CONFIG_FILE = "config.json"
@@ -71,7 +70,7 @@ def locked(directory: Path) -> Iterator[None]:
         raise UserError(f"--workdir={directory}: {error.strerror}") from error
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file)
         except BlockingIOError:
             file.seek(0)
             holder = file.read(_MAX_HOLDER).strip() or "another process"
@@ -79,9 +78,6 @@ def locked(directory: Path) -> Iterator[None]:
                 f"--workdir={directory}: in use by {holder}; wait for its end, stop it, or choose "
                 "another --workdir"
             ) from None
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                raise
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()

@@ -5,21 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.errors import UserError
+from bert_jax.files import replace_file
 
 # Room for the thousands of labels that a config may hold, several times each, as \uXXXX.
 _MAX_BYTES = 16 << 20
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file under a temporary name, then rename it."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON object, whole or not at all."""
-    replace_text(path, json.dumps(content, indent=2) + "\n")
+    replace_file(path, json.dumps(content, indent=2).encode() + b"\n")
 
 
 def read_json(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any] | None:

@@ -1,8 +1,6 @@
 """A run directory belongs to one process at a time, and to one config."""
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import subprocess
@@ -68,15 +66,6 @@ def test_a_directory_is_free_again_after_its_block(tmp_path):
         _ = 1 / 0
     with locked(tmp_path):
         pass
-
-
-def test_a_file_system_without_locks_goes_without(tmp_path, monkeypatch):
-    def flock(*_: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with locked(tmp_path / "new" / "run"):
-        assert (tmp_path / "new/run").is_dir()
 
 
 def test_a_file_is_no_run_directory(tmp_path):
