@@ -45,8 +45,8 @@ def test_records_come_back_as_written(tmp_path):
 def test_lines_are_on_the_disk_with_a_time_record(tmp_path, monkeypatch):
     """A bucket that is mounted gets what is appended at an fsync."""
     durable = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: durable.append(os.fstat(descriptor)))
     with MetricsWriter(tmp_path, 0) as writer:
+        monkeypatch.setattr(os, "fsync", lambda descriptor: durable.append(os.fstat(descriptor)))
         writer.write(train(10, loss=5.25))
         assert not durable
         writer.write({"kind": "time", "step": 10, "session": 1.0, "seconds": {}})
