@@ -134,9 +134,13 @@ def array_sharding(
     axes = [*names] + [None] * (len(shape) - len(names))
     first = axes[:1] == ["layers"]
     spec = [_axes(axis) for axis in logical_to_mesh_axes(axes, LOGICAL_RULES) or ()]
-    # A head's 64 dimensions do not fill the 128 lanes of a TPU, so that it keeps kernels of queries
-    # with the embedding innermost: rows that lie together are those of a head's dimension.
-    order = sorted(range(first, len(shape)), key=lambda index: axes[index] != "kv")
+    order = list(range(first, len(shape)))
+    if mesh.devices.flat[0].platform == "tpu":
+        # A head's 64 dimensions do not fill the 128 lanes, so that a TPU keeps kernels of queries
+        # with the embedding innermost: rows that lie together are those of a head's dimension.
+        # Elsewhere not: a GPU joins kernels of queries, keys and values along that axis, and would
+        # have to send each device's part of it about.
+        order.sort(key=lambda index: axes[index] != "kv")
     added_axes = ("fsdp", "data") if over_data else ("fsdp",)
     for added in added_axes if _is_matrix(axes[first:], shape[first:]) else ():
         for index in order:

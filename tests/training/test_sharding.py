@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 from typing import Any
 
 import jax
@@ -108,6 +109,16 @@ def test_no_layer_of_a_scan_is_cut_from_the_others():
     kernels = [leaf for name, leaf in names(state.opt_state).items() if "layer/" in name]
     assert kernels
     assert all(leaf.sharding.spec[:1] in ((), (None,), PartitionSpec(None)) for leaf in kernels)
+
+
+def test_heads_are_not_cut_but_on_a_tpu():
+    """A GPU joins queries, keys and values along a head's dimensions."""
+    config = Config(model=model_size("base"), mesh=MeshConfig(data=1, fsdp=8))
+    params = names(make_abstract(config, make_mesh(config.mesh)).params)
+    kernels = [leaf for name, leaf in params.items() if re.search("(query|key|value)/kernel", name)]
+    assert len(kernels) == 3
+    assert {shards(leaf) for leaf in kernels} == {8}
+    assert {leaf.sharding.shard_shape(leaf.shape)[-2:] for leaf in kernels} == {(12, 64)}
 
 
 def test_slices_lie_one_after_the_other_along_data():
