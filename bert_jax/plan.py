@@ -2,8 +2,8 @@
 
 The very train step that `train` would run is compiled ahead of time, for each phase of the recipe
 and each topology: does it fit, what does it compute and exchange, how long would it take at best.
-TPUs are compiled for by their own compiler (`pip install "bert_jax[tpu]"`), on any machine;
-GPUs are estimated from a program for the CPU.
+TPUs are compiled for by their own compiler (`pip install "bert_jax[tpu]"`), NVIDIA's GPUs by theirs
+(`"bert_jax[gpu]"`), on any machine. Without it GPUs are estimated from a program for the CPU.
 """
 
 import argparse

@@ -12,6 +12,8 @@ from small_run import ROOT, get_config
 
 from bert_jax import plan
 from bert_jax.errors import UserError
+from bert_jax.planning.chips import CHIPS
+from bert_jax.planning.gpus import can_describe
 
 RECIPE = f"--config={ROOT}/tests/small_run.py"
 FIRST_PHASE = """
@@ -46,7 +48,8 @@ def test_topologies_are_planned_and_ranked(tmp_path):
         PYTHONPATH=f"{ROOT}/tests",
     )
     assert not done.returncode, done.stderr
-    assert "an estimate: not compiled for this chip, but for cpu" in done.stdout
+    estimated = "an estimate: not compiled for this chip, but for cpu" in done.stdout
+    assert estimated != can_describe(CHIPS["h200"])
     for word in ("memory", "work", "all-reduce", "time", "speed", "recipe"):
         assert f"\n  {word} " in done.stdout
     # What cannot be is told and left out.

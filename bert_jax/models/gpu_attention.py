@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax.linen.spmd import logical_to_mesh_axes
 from jax.experimental import pallas as pl
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import PartitionSpec
 
 from bert_jax.models.dropout import random_bits
@@ -171,7 +172,18 @@ def _forward(settings: KernelSettings, *operands: jax.Array):
         interpret=settings.interpret,
         name="attention_forward",
     )(place, *arrays)
-    return context, (*operands, context, denominators)
+    return _declared(context, 2, stacked), (*operands, context, denominators)
+
+
+def _declared(result: jax.Array, products: int, stacked: jax.Array) -> jax.Array:
+    """`result` of a kernel that says what it computes: so many products of all pairs, padding too.
+
+    XLA has no other place for it in a program for a GPU; `planning.hlo` reads it.
+    """
+    batch, length, heads, _, width = stacked.shape
+    flops = 2 * products * batch * heads * length**2 * width
+    told: Any = set_xla_metadata(result, flops=str(flops))
+    return told
 
 
 def _backward_blocks(length: int) -> Blocks:
@@ -200,7 +212,7 @@ def _backward(settings: KernelSettings, residuals: tuple[jax.Array, ...], gradie
         interpret=settings.interpret,
         name="attention_backward",
     )(place, *arrays, denominators, along_BHL, gradient)
-    return stacked_gradient, *[None] * 5
+    return _declared(stacked_gradient, 5 if length == LANES else 7, stacked), *[None] * 5
 
 
 _attend.defvjp(_forward, _backward)

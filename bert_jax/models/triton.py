@@ -10,12 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.models.devices import device_platform
+from bert_jax.models.devices import device_kind, device_platform
 
 try:
     from jax.experimental.pallas import triton
 except ImportError:
     triton = None
+
+
+# Of GPUs that a program is compiled for ahead of time, on a machine without them.
+GENERATIONS = {"NVIDIA A100-SXM4-80GB": 8, "NVIDIA H100 80GB HBM3": 9, "NVIDIA H200": 9}
 
 
 def has_triton_kernels() -> bool:
@@ -38,9 +42,11 @@ def _generation() -> int:
     """Of NVIDIA's GPUs the first number of the compute capability; 0 where it is for none."""
     if device_platform() != "gpu":
         return 0
+    here = jax.devices()[0]
+    if here.platform != "gpu":
+        return GENERATIONS.get(device_kind(), 0)
     # Such as "9.0"; AMD's name theirs otherwise.
-    capability = str(getattr(jax.devices()[0], "compute_capability", ""))
-    generation = capability.partition(".")[0]
+    generation = str(getattr(here, "compute_capability", "")).partition(".")[0]
     return int(generation) if generation.isdecimal() else 0
 
 

@@ -40,7 +40,7 @@ class Chip:
 
     @property
     def is_tpu(self) -> bool:
-        """Whether there is a compiler for it here."""
+        """Whether libtpu compiles for it."""
         return self.device_kind.startswith("TPU")
 
 

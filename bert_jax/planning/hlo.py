@@ -23,6 +23,10 @@ COLLECTIVES = (
     "collective-broadcast",
 )
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2, "token": 0, "opaque": 0}
+# As XLA writes it, and as it tells cuBLAS.
+_CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+# By a kernel for a TPU, and by one for a GPU.
+_DECLARED = re.compile(r'(?:"cost_estimate": ?\{[^}]*"flops": ?|[{,]flops=)"?(\d+)')
 _HOST_MEMORY = 5  # of the memory spaces that a layout's S(n) names; 0 is HBM, the rest on-chip
 
 
@@ -58,6 +62,11 @@ class Instruction:
     operands: tuple[str, ...]
     arguments: str
     attributes: str
+
+    @property
+    def is_of_cublas(self) -> bool:
+        """Whether it is a product that NVIDIA's library computes."""
+        return 'custom_call_target="__cublas$' in self.attributes
 
     def called(self, attribute: str) -> str | None:
         """The computation that an attribute such as `calls` names."""
@@ -312,15 +321,15 @@ def _integers(text: str) -> list[int]:
 
 def instruction_flops(computation: Computation, instruction: Instruction) -> int:
     """FLOPs of one instruction, without what it calls."""
-    if instruction.opcode == "dot":
-        contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.attributes)
+    if instruction.opcode == "dot" or instruction.is_of_cublas:
+        contracted = _CONTRACTED.search(instruction.attributes)
         lhs = computation.operand(instruction, 0).dims
         depth = math.prod(lhs[axis] for axis in _integers(contracted[1] if contracted else ""))
         return 2 * depth * math.prod(instruction.shapes[0].dims)
     if instruction.opcode == "convolution":
         return _convolution_flops(computation, instruction)
     if instruction.opcode == "custom-call":
-        declared = re.search(r'"cost_estimate": ?\{[^}]*"flops": ?"?(\d+)', instruction.attributes)
+        declared = _DECLARED.search(instruction.attributes)
         return int(declared[1]) if declared else 0
     return 0
 

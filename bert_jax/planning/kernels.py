@@ -71,7 +71,9 @@ def _traffic(module: Module, computation: Computation, instruction: Instruction)
         given = computation.instructions[instruction.operands[0]]
         opcode = opcode.removesuffix("-done")
     operands = [computation.instructions[name].shapes for name in given.operands]
-    written = sum(shape.hbm_bytes for shape in instruction.shapes)
+    # What cuBLAS is lent to work in is in bytes, and stays in the cache.
+    lent = "s8" if instruction.is_of_cublas else ""
+    written = sum(shape.hbm_bytes for shape in instruction.shapes if shape.dtype != lent)
     if opcode in _SLICING:
         source = operands[0][0]
         return written + (0 if source.space else sum(shape.bytes for shape in instruction.shapes))

@@ -9,6 +9,7 @@ from typing import Any
 
 from bert_jax.errors import UserError, first_line
 from bert_jax.planning.chips import CHIPS, Chip
+from bert_jax.planning.gpus import can_describe, describe_gpus
 
 # Slices that Cloud TPU offers (cloud.google.com/tpu/docs, a page a version); v4 and v5p also come
 # in larger cuboids of 4x4x4 blocks.
@@ -102,16 +103,19 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 def describe_devices(topology: Topology) -> list[Any]:
-    """JAX devices that can be compiled for: a TPU topology's, or virtual ones of this CPU.
+    """JAX devices that can be compiled for: a topology's, or virtual ones of this CPU.
 
-    Virtual ones must have been asked for with `prepare` before JAX came up.
+    These stand for GPUs where JAX has no compiler for them. They must have been asked for with
+    `prepare` before JAX came up.
 
     Raises:
-      UserError: libtpu is not installed, or does not know the topology.
+      UserError: libtpu is not installed, or a compiler does not know the topology.
     """
     import jax
     from jax.experimental import topologies
 
+    if can_describe(topology.chip):
+        return describe_gpus(topology.chip, topology.chips)
     if not topology.chip.is_tpu:
         return jax.devices("cpu")[: topology.chips]
     if not importlib.util.find_spec("libtpu"):

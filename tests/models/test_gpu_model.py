@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import subprocess
 import sys
 from typing import Any
@@ -122,12 +123,16 @@ def test_kernels_as_they_are_can_be_lowered_for_an_h100(length):
         outputs, pull_norm = jax.vjp(lambda rows: norm(rows, weight, *weights), context)
         return outputs, pull(pull_norm(gradient)[0])
 
-    h100 = AbstractDevice("NVIDIA H100 80GB HBM3", None, "cuda")
+    h100 = AbstractDevice("NVIDIA H100 80GB HBM3", None, "gpu")
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=h100)):
         traced = jax.jit(both).trace(operands, gradient)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("ex2.approx") >= 2
     assert text.count("xla.gpu.triton") == 4
+    # What the planner counts: two products forward, backward five where a program has all keys.
+    pairs = 2 * 2 * length**2 * 64
+    found = sorted(int(flops) for flops in re.findall(r'flops = "(\d+)"', text))
+    assert found == [2 * pairs * 2, 2 * pairs * (5 if length == 128 else 7)]
 
 
 @pytest.mark.parametrize("name", ["gelu_new", "gelu", "relu"])

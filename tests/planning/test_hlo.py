@@ -95,6 +95,20 @@ def test_memory_traffic_is_of_slices_and_of_what_is_not_on_the_chip():
     assert [(k.flops, k.times) for k in kernels(LOOP)] == [(0, 1), (2 * 8 * 64 * 32, 12)]
 
 
+def test_what_cublas_multiplies_counts_and_what_it_is_lent_does_not():
+    told = (
+        '{"gemm_backend_config":{"epilogue":"GELU_AUX","dot_dimension_numbers":{'
+        '"lhs_contracting_dimensions":["0","2"],"rhs_contracting_dimensions":["0","1"]}}}'
+    )
+    text = program(
+        "  %p = bf16[4,8,16]{2,1,0} parameter(0)\n  %k = bf16[4,16,32]{2,1,0} parameter(1)\n"
+        "  ROOT %c = (bf16[8,32]{1,0}, bf16[8,32]{1,0}, s8[4194304]{0}) custom-call(%p, %k), "
+        f'custom_call_target="__cublas$lt$matmul", backend_config={told}'
+    )
+    assert flops(text) == 2 * 8 * 32 * (4 * 16)
+    assert hbm_bytes(text) == 2 * (4 * 8 * 16 + 4 * 16 * 32 + 2 * 8 * 32)
+
+
 def test_what_xla_says_of_a_loop_goes_before_its_condition():
     attribute = 'body=%body, backend_config={"known_trip_count":{"n":"5"}}'
     assert flops(LOOP.replace("body=%body", attribute)) == 5 * 2 * 8 * 64 * 32
