@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_checkout import checkout
-from small_run import LONG, ROOT, Processes, assert_equal_runs, command, history
+from small_run import LONG, ROOT, Processes, assert_equal_runs, command, history, xla_flags
 
 from bert_jax.config import LimitsConfig
 from bert_jax.errors import UserError
@@ -229,6 +229,15 @@ def test_processes_that_know_of_another_number_are_told(tmp_path):
         told = "error: process 1 was told of 3 processes, and process 0 of 2"
         assert processes.output(0).startswith(told)
         assert processes.output(1).startswith("error: process 0 of 2 has failed")
+
+
+def test_processes_with_other_numbers_of_devices_are_told(tmp_path):
+    one = [sys.executable, "-c", COUNTED, str(tmp_path / "run")]
+    with Processes(tmp_path / "logs", [one, ["env", f"XLA_FLAGS={xla_flags(2)}", *one]]) as both:
+        assert both.wait(60) == [2, 2]
+        for index in (0, 1):
+            told = "error: process 1 of 2 has another number of devices than process 0; "
+            assert both.output(index).startswith(told)
 
 
 def test_processes_of_other_settings_are_told(shards, tmp_path):

@@ -107,6 +107,9 @@ def in_session(
     ):
         cluster.check_count()
         cluster.by_first("lock", lambda: held.enter_context(locked(directory)))
+        # Before any of them reads for long: JAX gives a process two minutes to tell its devices.
+        number = "number of devices"
+        cluster.check_same(number, lambda: str(jax.local_device_count()), "give each as many")
         yield Session(directory, clock or Clock(), cluster, watchdog)
         cluster.leave()
 
