@@ -202,11 +202,11 @@ class MeshConfig:
 class LimitsConfig:
     """Seconds after which a process that waits gives up, to be started again."""
 
-    start: int = setting(300, "for all processes to come together, at the start and at the end")
+    start: int = setting(300, "for all processes to come together, at the start")
     heartbeat: int = setting(100, "without a sign of life from another process")
-    compile: int = setting(3600, "for a step to be compiled, or the state made or restored")
+    compile: int = setting(3600, "for a step to be compiled, the state made, or others to read")
     step: int = setting(600, "for a step of training or evaluation, its batch included")
-    save: int = setting(1800, "for a checkpoint to be written")
+    save: int = setting(1800, "for a checkpoint, or at the end the model, to be written")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -337,6 +337,7 @@ def _finish(
         task, results = _results(run, data, state.params, inference)
     except Stopped:
         return False
+    run.begin("save")
     # One copy on each device: the first process is to write all of it.
     params = jax.jit(lambda tree: tree, out_shardings=replicated(run.mesh))(state.params)
     if session.first:

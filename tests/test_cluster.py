@@ -240,6 +240,31 @@ def test_processes_with_other_numbers_of_devices_are_told(tmp_path):
             assert both.output(index).startswith(told)
 
 
+LATE = """
+import sys, time
+from pathlib import Path
+from jax._src import xla_bridge
+from bert_jax.config import LimitsConfig
+from bert_jax.training.session import in_session
+limits = LimitsConfig()
+with in_session(limits, Path(sys.argv[1]), None, False) as session:
+    assert xla_bridge.backends_are_initialized()
+    limits.start = limits.step = 2
+    time.sleep(6 * session.first)  # it reads weights, say
+    session.cluster.check_same("set of examples", lambda: "these")
+    session.watchdog.begin("save" if session.first else "step")
+    time.sleep(6 * session.first)  # it writes the model
+print("over")
+"""
+
+
+def test_a_process_that_reads_or_writes_for_long_is_waited_for(tmp_path):
+    """Longer than for any to come: JAX, too, would have given it up, after two minutes."""
+    late = [sys.executable, "-c", LATE, str(tmp_path / "run")]
+    with Processes(tmp_path / "logs", [late] * 2) as processes:
+        assert processes.wait(60) == [0, 0], processes.output(0) + processes.output(1)
+
+
 def test_processes_of_other_settings_are_told(shards, tmp_path):
     commands = [command(shards, tmp_path / "run", f"--config.seed={seed}") for seed in (0, 1)]
     with Processes(tmp_path / "logs", commands) as processes:

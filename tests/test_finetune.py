@@ -28,6 +28,7 @@ from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.registry import load_task
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.watchdog import Watchdog
 from bert_jax.training.window import Window
 
 LAST = STEPS_AN_EPOCH * EPOCHS
@@ -279,6 +280,19 @@ def test_a_run_that_was_killed_as_its_model_was_replaced_goes_on(folder, tmp_pat
     assert finetune(config, run)
     assert load_weights(run / "model").architecture == "BertForSequenceClassification"
     assert not (run / "model.old").exists()
+
+
+def test_the_model_has_the_time_of_a_save_to_be_written(folder, tmp_path, monkeypatch):
+    """And not that of the step that was scored last."""
+    begun: list[str] = []
+
+    def write(*arguments) -> None:
+        begun.append("the model")
+
+    monkeypatch.setattr(Watchdog, "begin", lambda self, what: begun.append(what))
+    monkeypatch.setattr("bert_jax.finetuning.write_model", write)
+    assert finetune(config_of(folder, epochs=1), tmp_path / "run")
+    assert begun[begun.index("the model") - 1] == "save"
 
 
 @pytest.mark.parametrize("packing", [False, True])

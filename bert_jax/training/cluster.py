@@ -161,7 +161,8 @@ class Cluster:
         """
         if self.count == 1:
             return
-        values = self.exchange(name, value(), self._limits.start)
+        # What they read before may come to one of them from the network, to another from its disk.
+        values = self.exchange(name, value(), self._limits.compile)
         others = [str(index) for index, other in enumerate(values) if other != values[0]]
         if others:
             raise SharedFailure(
@@ -217,8 +218,11 @@ class Cluster:
             self._exit(error.exit_code if isinstance(error, UserError) else FAILURE_EXIT_CODE)
 
     def leave(self) -> None:
-        """Wait for all processes to come here; from now on none is missed."""
-        self.exchange("end", "here", self._limits.start)
+        """Wait for all processes to come here, while they live; from now on none is missed.
+
+        Process 0 comes last: it writes what a run leaves, under the limits of its watchdog.
+        """
+        self.exchange("end", "here")
         self._left.set()
 
     def _keep_in_touch(self) -> None:
