@@ -7,6 +7,7 @@ then wait for room in its queue for ever.
 import importlib
 import os
 import platform
+import re
 import struct
 import time
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ class EventWriter:
         folder.mkdir(parents=True, exist_ok=True)
         now = time.time()
         # Two writers of one second must not share a file.
-        name = f"events.out.tfevents.{int(now)}.{platform.node()}.{time.time_ns()}"
+        stamp = max(int(now), _newest_stamp(folder) + 1)
+        name = f"events.out.tfevents.{stamp}.{platform.node()}.{time.time_ns()}"
         self._file = (folder / name).open("wb")
         self._append(self._event(wall_time=now, file_version="brain.Event:2"))
         start = proto.SessionLog(status=proto.SessionLog.START)
@@ -65,3 +67,15 @@ class EventWriter:
         length = struct.pack("<Q", len(data))
         for part in (length, data):
             self._file.write(part + struct.pack("<I", self._checksum(part)))
+
+
+def _newest_stamp(folder: Path) -> int:
+    """The seconds that the last of the files there is named by; 0 where there is none.
+
+    TensorBoard reads files in the order of their names. A session that was named before an earlier
+    one, by a clock that is behind (another host's, or one that was set), would be hidden by it.
+    """
+    found = (
+        re.match(r"events\.out\.tfevents\.(\d{1,15})\.", path.name) for path in folder.iterdir()
+    )
+    return max((int(match[1]) for match in found if match), default=0)

@@ -4,8 +4,10 @@ import importlib
 import json
 import math
 import os
+import platform
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import jax
@@ -182,6 +184,21 @@ def test_tensorboard_shows_one_history_too(tmp_path):
         "train/loss": [(10, 1.0), (20, 1.0), (30, 2.0)],
         "eval/mlm_loss": [(30, 3.0)],
     }
+
+
+@pytest.mark.parametrize("behind", [0, 3600])
+def test_tensorboard_reads_sessions_in_their_order_whatever_the_clock(
+    tmp_path, monkeypatch, behind
+):
+    """The last one may run on another host, whose clock is behind and whose name is before."""
+    with MetricsWriter(tmp_path, 0) as writer:
+        writer.write(train(10, loss=1.0))
+    now = time.time() - behind
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(platform, "node", lambda: "-")
+    with MetricsWriter(tmp_path, 10) as writer:
+        writer.write(train(20, loss=2.0))
+    assert scalars(tmp_path)["train/loss"] == [(10, 1.0), (20, 2.0)]
 
 
 def test_a_full_disk_is_told_where_tensorboard_meets_it_first(tmp_path, small_disk):
