@@ -30,3 +30,15 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(shards, small_disk):
     assert "damaged" not in done.stderr
     assert max(record["step"] for record in history(disk / "run")) == 12
     assert re.search(r"resumes +after step 4 of 12", done.stdout)
+
+
+@pytest.mark.slow
+def test_a_limit_that_free_space_says_nothing_of_is_told_in_a_line(shards, tmp_path):
+    """As a quota: one array cannot be written, and others are on their way."""
+    flags = ["model.hidden_size=256", "model.intermediate_size=960", "checkpoint_every=2"]
+    run = command(shards, tmp_path / "run", *(f"--config.{flag}" for flag in flags))
+    limited = ["bash", "-c", 'ulimit -f 2000 && exec "$@"', "", *run]
+    full = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+    assert full.returncode == 2, full.stderr
+    assert "a checkpoint could not be written" in full.stderr
+    assert "Traceback" not in full.stderr

@@ -32,6 +32,7 @@ _NEVER_SAVED, _NONE_WHOLE = -1, -2
 _METADATA_BYTES = 1 << 20
 
 State = TypeVar("State")  # a tree of arrays
+_print_unraisable = sys.unraisablehook
 
 
 class Checkpoints:
@@ -45,6 +46,7 @@ class Checkpoints:
         """
         # Orbax tells of every stage, and of an error before it raises it.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
+        sys.unraisablehook = _without_late_answers
         self._folder = (run_directory / "checkpoints").absolute()
         self._keep = keep
         self._newest: int | None = None
@@ -276,6 +278,16 @@ def _with_fingerprints(described: dict[str, dict[str, Any]], prints: Any) -> dic
         name: facts | {"fingerprint": value}
         for (name, facts), value in zip(described.items(), values, strict=True)
     }
+
+
+def _without_late_answers(unraisable: Any) -> None:
+    """Print what a thread cannot raise, but for the answers that nobody waits for.
+
+    Where an array cannot be written, Orbax closes the event loop that the others answer to: each of
+    them would print a traceback.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        _print_unraisable(unraisable)
 
 
 def _of_first_process(number: int) -> int:
