@@ -4,6 +4,7 @@ A run lives in its directory, --workdir: config, checkpoints, metrics, predictio
 model, which predict and transformers load. The same command on the same directory goes on.
 """
 
+import os
 import sys
 
 from bert_jax.allocator import restart_with_allocator
@@ -56,8 +57,14 @@ def main() -> None:
     else:
         from bert_jax.sweep import parse_grid, sweep
 
-        if arguments.seeds < 1 or arguments.distributed:
-            raise UserError("--sweep: takes --seeds of at least 1, and runs on one process")
+        if arguments.seeds < 1:
+            raise UserError(f"--seeds={arguments.seeds}: must be at least 1")
+        # A process can join the others once, and so for one run.
+        if arguments.distributed or "JAX_NUM_PROCESSES" in os.environ:
+            raise UserError(
+                "--sweep, --seeds: run on one process: leave out --distributed and "
+                "JAX_NUM_PROCESSES"
+            )
         grid = {} if arguments.sweep is None else parse_grid(arguments.sweep)
         finished = sweep(config, grid, arguments.seeds, directory)
     ignore_signals()

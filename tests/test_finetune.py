@@ -383,6 +383,18 @@ def test_seeds_without_a_grid_are_runs_of_the_settings_as_they_are(monkeypatch, 
     assert (grid, seeds, directory) == ({}, 3, tmp_path)
 
 
+def test_a_sweep_of_several_processes_is_refused(monkeypatch, tmp_path):
+    """Before its first run, which they could train together: a second they could not begin."""
+    monkeypatch.setattr("bert_jax.sweep.sweep", lambda *arguments: True)
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    for of_process in ("restart_with_allocator", "exit_at_signals", "ignore_signals"):
+        monkeypatch.setattr(command, of_process, lambda: None)
+    words = ["--config=classify", "--init_from=x", "--config.task.train=y", "--seeds=3"]
+    monkeypatch.setattr(sys, "argv", ["finetune", *words, f"--workdir={tmp_path}"])
+    with pytest.raises(UserError, match="on one process: leave out --distributed and JAX_NUM_PROC"):
+        command.main()
+
+
 def test_the_command_says_what_it_wants():
     for arguments, told in (
         (["--config=classify"], "config.init_from is empty"),
