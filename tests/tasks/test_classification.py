@@ -236,6 +236,8 @@ def test_predictions_and_scores():
     assert scores == pytest.approx(
         {"accuracy": 0.5, "f1": 2 / 3, "macro_f1": 1 / 3, "matthews": -1 / 3}
     )
+    absent = Classification(labels=("no", "yes", "perhaps")).scores(examples, predictions)
+    assert absent["macro_f1"] == pytest.approx((0 + 2 / 3 + 0) / 3), "a label that none has counts"
 
 
 def test_examples_without_a_label_have_features_without_one(tokenizer):

@@ -123,7 +123,15 @@ def test_valid_iob2_and_other_tags_stay():
 
 @pytest.mark.parametrize(
     ("tags", "expected"),
-    [("O B-X", True), ("S-a-b", True), ("O", False), ("", False), ("B", False), ("NN O", False)],
+    [
+        ("O B-X", True),
+        ("S-a-b", True),
+        ("O", False),
+        ("", False),
+        ("B", False),
+        ("U-X O", False),
+        ("NN O", False),
+    ],
 )
 def test_what_tags_are_of_entities(tags, expected):
     assert are_of_entities(tags.split()) == expected

@@ -113,6 +113,13 @@ def test_files_are_read_as_glue_has_them(name, tmp_path):
     assert example.label is None
 
 
+def test_the_best_model_is_the_one_of_the_score_that_glue_reports(tmp_path):
+    """Wang et al. (2019), table 1; the first, where there are two."""
+    scores = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "stsb": "pearson_spearman"}
+    for name in TASKS:
+        assert glue_task(name, str(tmp_path)).score == scores.get(name, "accuracy")
+
+
 def test_what_is_not_on_disk_is_not_set(tmp_path):
     folder = write_glue(tmp_path, "rte")
     (folder / "dev.tsv").unlink()
@@ -247,9 +254,11 @@ def test_tfds_has_parts_of_mnli():
 @pytest.mark.parametrize("name", TASKS)
 def test_columns_and_labels_of_tfds_are_those_of_its_builder(name: str, tmp_path: Path) -> None:
     tfds = pytest.importorskip("tensorflow_datasets")
-    features = tfds.builder(f"glue/{name}", data_dir=str(tmp_path)).info.features
+    builder = tfds.builder(f"glue/{name}", data_dir=str(tmp_path))
+    features, texts = builder.info.features, [*builder.builder_config.text_features]
     text, pair, label = TASKS[name].tfds_columns
-    assert {text, pair, label, "idx"} - {""} == set(features)
+    assert [text, *([pair] if pair else [])] == texts, "in this order"
+    assert {*texts, label, "idx"} == set(features)
     if TASKS[name].labels:
         assert tuple(features[label].names) == TASKS[name].tfds_labels
 

@@ -134,9 +134,17 @@ def test_features_are_windows_with_the_first_answer_or_cls(tokenizer):
     assert not features[0][-1]["start"]
 
 
+def test_the_figures_of_run_squad_are_the_defaults():
+    task = QuestionAnswering()
+    # max_seq_length, doc_stride, max_query_length, max_answer_length, n_best_size
+    figures = (task.max_length, task.stride, task.query, task.answer, task.n_best)
+    assert figures == (384, 128, 64, 30, 20)
+
+
 def test_a_long_question_is_cut_and_needs_room_beside_it(tokenizer):
-    (features,) = SMALL.features([unlabelled(text="river " * 50)], tokenizer)
+    (features,) = SMALL.features([unlabelled(text="small birds " + "river " * 50)], tokenizer)
     assert features[0]["token_type_ids"].argmax() == 6
+    assert tokenizer.decode(features[0]["input_ids"][1:5]) == "small birds river"
     task = QuestionAnswering(max_length=64)
     with pytest.raises(UserError, match=r"a: a question of 64 pieces .* lower config.task.query"):
         task.features([unlabelled(text="river " * 70)], tokenizer)

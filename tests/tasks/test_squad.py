@@ -213,6 +213,8 @@ HARD = [
     ("1,000", ["1000"], 1, 1),
     ("x-ray", ["x ray"], 0, 0),  # a hyphen goes without a space
     ("MÜLLER", ["Müller"], 1, 1),
+    ("Strasse", ["Straße"], 0, 0),  # lower case folds no letters
+    ("Rock —the— Roll", ["rock — — roll"], 1, 1),  # an article leaves a space behind
     ("Mu\u0308ller", ["Müller"], 0, 0),  # nothing is composed
     ("“Müller”", ["Müller"], 0, 0),  # quotes beyond ASCII are no punctuation
     ("1917–1918", ["1917-1918"], 0, 0),  # nor is the long dash
