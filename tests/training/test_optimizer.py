@@ -22,11 +22,15 @@ from bert_jax.training.optimizer import (
 )
 
 TOTAL = 12
-CONFIG = OptimizerConfig(learning_rate=0.05, warmup_steps=4, weight_decay=0.1, clip_norm=1.0)
+# None of them a default, which would do where a setting does not arrive.
+B1, B2, EPS, CLIP = 0.8, 0.99, 1e-5, 0.5
+CONFIG = OptimizerConfig(
+    learning_rate=0.05, warmup_steps=4, weight_decay=0.1, b1=B1, b2=B2, eps=EPS, clip_norm=CLIP
+)
 DECAYED = {
     ("bert", "embeddings", "word_embeddings"): (7, 4),
-    ("bert", "encoder", "layer", "output", "dense", "kernel"): (3, 4, 4),
-    ("cls", "predictions", "transform", "dense", "kernel"): (4, 4),
+    ("bert", "encoder", "layer", "output", "dense", "kernel"): (3, 4, 6),
+    ("cls", "predictions", "transform", "dense", "kernel"): (5, 4),
 }
 NOT_DECAYED = {
     ("bert", "embeddings", "LayerNorm", "scale"): (4,),
@@ -88,7 +92,7 @@ def rate(step: int) -> float:
 
 def clipped(gradient: Flat) -> Flat:
     norm = math.sqrt(sum((leaf**2).sum() for leaf in gradient.values()))
-    return {path: leaf / max(norm, 1.0) for path, leaf in gradient.items()}
+    return {path: leaf / max(norm / CLIP, 1.0) for path, leaf in gradient.items()}
 
 
 def test_ten_steps_of_the_original_optimizer():
@@ -98,9 +102,9 @@ def test_ten_steps_of_the_original_optimizer():
     ours = run(CONFIG, params)
     for step in range(10):
         for path, gradient in clipped(gradients(step)).items():
-            m[path] = 0.9 * m[path] + 0.1 * gradient
-            v[path] = 0.999 * v[path] + 0.001 * gradient**2
-            update = m[path] / (np.sqrt(v[path]) + 1e-6)
+            m[path] = B1 * m[path] + (1 - B1) * gradient
+            v[path] = B2 * v[path] + (1 - B2) * gradient**2
+            update = m[path] / (np.sqrt(v[path]) + EPS)
             if path in DECAYED:
                 update = update + 0.1 * params[path]
             params[path] = params[path] - rate(step) * update
@@ -116,8 +120,8 @@ def test_ten_steps_of_adamw_equal_pytorch():
             {"params": [tensors[path] for path in DECAYED], "weight_decay": 0.1},
             {"params": [tensors[path] for path in NOT_DECAYED], "weight_decay": 0.0},
         ],
-        betas=(0.9, 0.999),
-        eps=1e-6,
+        betas=(B1, B2),
+        eps=EPS,
     )
     for step in range(10):
         for path, gradient in gradients(step).items():
@@ -136,10 +140,10 @@ def test_ten_steps_of_lamb_with_a_ratio_for_each_layer():
     ours = run(dataclasses.replace(CONFIG, name="lamb"), params)
     for step in range(10):
         for path, gradient in clipped(gradients(step)).items():
-            m[path] = 0.9 * m[path] + 0.1 * gradient
-            v[path] = 0.999 * v[path] + 0.001 * gradient**2
-            corrected = m[path] / (1 - 0.9 ** (step + 1))
-            update = corrected / (np.sqrt(v[path] / (1 - 0.999 ** (step + 1))) + 1e-6)
+            m[path] = B1 * m[path] + (1 - B1) * gradient
+            v[path] = B2 * v[path] + (1 - B2) * gradient**2
+            corrected = m[path] / (1 - B1 ** (step + 1))
+            update = corrected / (np.sqrt(v[path] / (1 - B2 ** (step + 1))) + EPS)
             update = update + (0.1 * params[path] if path in DECAYED else 0)
             parts = range(3) if "layer" in path else [slice(None)]
             for part in parts:
@@ -165,18 +169,19 @@ def test_ten_steps_of_muon_for_matrices_and_adam_for_the_rest():
     ours = run(dataclasses.replace(CONFIG, name="muon"), params)
     for step in range(10):
         for path, gradient in clipped(gradients(step)).items():
-            v[path] = 0.999 * v[path] + 0.001 * gradient**2
+            v[path] = B2 * v[path] + (1 - B2) * gradient**2
             if "kernel" in path:
                 m[path] = 0.95 * m[path] + gradient
                 ahead = 0.95 * m[path] + gradient
                 layers = ahead if "layer" in path else ahead[None]
-                update = 0.2 * math.sqrt(4) * np.stack([orthogonalised(one) for one in layers])
+                scale = 0.2 * math.sqrt(max(layers[0].shape))
+                update = scale * np.stack([orthogonalised(one) for one in layers])
                 update = update.reshape(params[path].shape)
             else:
-                m[path] = 0.9 * m[path] + 0.1 * gradient
-                ahead = 0.9 * m[path] / (1 - 0.9 ** (step + 2))
-                ahead = ahead + 0.1 * gradient / (1 - 0.9 ** (step + 1))
-                update = ahead / (np.sqrt(v[path] / (1 - 0.999 ** (step + 1))) + 1e-6)
+                m[path] = B1 * m[path] + (1 - B1) * gradient
+                ahead = B1 * m[path] / (1 - B1 ** (step + 2))
+                ahead = ahead + (1 - B1) * gradient / (1 - B1 ** (step + 1))
+                update = ahead / (np.sqrt(v[path] / (1 - B2 ** (step + 1))) + EPS)
             update = update + (0.1 * params[path] if path in DECAYED else 0)
             params[path] = params[path] - rate(step) * update
     assert_equal(ours, params, rtol=1e-4)
@@ -185,23 +190,24 @@ def test_ten_steps_of_muon_for_matrices_and_adam_for_the_rest():
 def test_muon_takes_a_projection_to_or_from_heads_as_one_matrix():
     """Kernels of [D, H, K] and [H, K, D], scanned and not, move as their matrices would."""
     rng = np.random.default_rng(0)
-    kernels = {"query": (8, 2, 4), "dense": (2, 4, 8)}
+    shapes = dict.fromkeys(("query", "key", "value"), (8, 2, 3)) | {"dense": (2, 3, 8)}
     optimizer = make_optimizer(
         OptimizerConfig(name="muon", warmup_steps=0, weight_decay=0.0, clip_norm=0.0), TOTAL
     )
-    for name, shape in kernels.items():
-        gradient = rng.normal(size=(3, *shape))
-        trees = [
-            {"layer": {name: {"kernel": jnp.asarray(gradient)}}},
-            {"layer_0": {name: {"kernel": jnp.asarray(gradient[0])}}},
-        ]
-        scanned, unrolled = (
-            jax.tree.leaves(optimizer.update(tree, optimizer.init(tree), tree)[0])[0]
-            for tree in trees
-        )
-        expected = -1e-4 * 0.2 * math.sqrt(8) * orthogonalised(gradient[0].reshape(8, 8))
-        np.testing.assert_allclose(unrolled.reshape(8, 8), expected, rtol=1e-3, atol=1e-8)
-        np.testing.assert_allclose(scanned[0], unrolled, rtol=1e-3, atol=1e-8)
+    gradients = {name: rng.normal(size=(3, *shape)) for name, shape in shapes.items()}
+    trees = [
+        {"layer": {name: {"kernel": jnp.asarray(of)} for name, of in gradients.items()}},
+        {"layer_0": {name: {"kernel": jnp.asarray(of[0])} for name, of in gradients.items()}},
+    ]
+    first = jax.jit(lambda tree: optimizer.update(tree, optimizer.init(tree), tree)[0])
+    scanned, unrolled = map(first, trees)
+    for name, gradient in gradients.items():
+        one = unrolled["layer_0"][name]["kernel"]
+        matrix = gradient[0].reshape((6, 8) if name == "dense" else (8, 6))
+        expected = -1e-4 * 0.2 * math.sqrt(8) * orthogonalised(matrix)
+        np.testing.assert_allclose(one.reshape(matrix.shape), expected, rtol=1e-3, atol=1e-8)
+        of_scanned = scanned["layer"][name]["kernel"][0]
+        np.testing.assert_allclose(of_scanned, one, rtol=1e-3, atol=1e-8)
 
 
 def test_what_makes_logits_is_no_matrix_of_muon():
