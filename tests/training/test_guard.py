@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import small_run
 
@@ -17,7 +18,7 @@ from bert_jax.config import BertConfig, MeshConfig, OptimizerConfig
 from bert_jax.models import BertForPreTraining
 from bert_jax.training import steps
 from bert_jax.training.metrics import read_metrics
-from bert_jax.training.objective import pretraining
+from bert_jax.training.objective import Objective, pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import NORM_WINDOW, TrainState, abstract_state, create_state
@@ -171,6 +172,40 @@ def test_a_spike_is_measured_against_a_full_window(training, seen, skipped):
     assert bool(outcome.skipped) == skipped
     assert (bits(after) == before) == skipped
     assert int(after.step) == 1
+    if not skipped:
+        np.testing.assert_array_equal(after.grad_norms, [*norms[1:], outcome.grad_norm])
+
+
+def plain_step(loss: float, norm: float, window: list[float]) -> tuple[TrainState, Any]:
+    """A step of a parameter 0 whose loss and gradient are these, where a spike is 3 deviations."""
+    one = jnp.float32(1)
+    objective = Objective(
+        init=lambda _: jnp.float32(0),
+        forward=lambda params, batch, _: {"loss": params * batch["slope"] + batch["loss"]},
+        weights=lambda _: {"loss": one},
+        metrics=lambda outputs, _: {"loss": (outputs["loss"], one)},
+    )
+    sgd = optax.sgd(1.0)
+    state = TrainState(jnp.int32(0), jnp.float32(0), sgd.init(one), jnp.float32(window))
+    batch = {"slope": jnp.float32(norm), "loss": jnp.float32(loss)}
+    settings: Any = {"objective": objective, "optimizer": sgd, "spike_sigmas": 3.0}
+    after, _, outcome = steps.train_step(state, batch, 0, **settings)
+    return after, outcome
+
+
+@pytest.mark.parametrize("loss", [np.inf, np.nan])
+def test_a_loss_that_is_not_finite_is_skipped_though_the_gradient_is(loss):
+    after, outcome = plain_step(loss, 2.0, [0, 0])
+    assert (float(outcome.grad_norm), float(after.params)) == (2, 0)
+    assert bool(outcome.skipped)
+
+
+@pytest.mark.parametrize(("norm", "skipped"), [(4.9, False), (5.1, True)])
+def test_a_spike_is_so_many_deviations_above_the_mean(norm, skipped):
+    after, outcome = plain_step(0.0, norm, [1, 3, 1, 3])
+    assert float(outcome.grad_norm) == pytest.approx(norm)
+    assert bool(outcome.skipped) == skipped
+    assert float(after.params) == pytest.approx(0 if skipped else -norm)
 
 
 def test_a_ruined_run_ends_without_a_checkpoint_of_it(shards, tmp_path):

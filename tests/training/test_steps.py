@@ -12,12 +12,12 @@ import pytest
 from bert_jax.config import BertConfig, Config, MeshConfig, OptimizerConfig
 from bert_jax.models import BertForPreTraining
 from bert_jax.training.evaluation import evaluate, mean_metrics
-from bert_jax.training.objective import pretraining
+from bert_jax.training.objective import Objective, pretraining
 from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.program import pretraining_program
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import TrainState, abstract_state, create_state
-from bert_jax.training.steps import compile_eval_step, compile_train_step
+from bert_jax.training.steps import compile_eval_step, compile_train_step, train_step
 
 STEPS = 4
 BATCH, LENGTH, PREDICTIONS = 16, 24, 4
@@ -150,10 +150,30 @@ def test_micro_batches_give_the_update_of_the_whole_batch():
     )
 
 
-def test_dropout_changes_with_step_and_micro_batch():
-    losses, _ = run_steps((8, 1, 1))
-    dry, _ = run_steps((8, 1, 1), config=without_dropout(CONFIG))
-    assert not np.allclose(losses, dry)
+def test_dropout_changes_with_seed_step_and_micro_batch():
+    """Each of four micro-batches draws the gradient of a parameter of its own."""
+
+    def forward(params: Any, batch: Any, key: Any) -> dict[str, jax.Array]:
+        return {"loss": jnp.sum(params[batch["row"]] * jax.random.uniform(key))}
+
+    objective = Objective(
+        init=lambda _: jnp.zeros(4),
+        forward=forward,
+        weights=lambda _: {"loss": jnp.float32(1)},
+        metrics=lambda outputs, _: {"loss": (outputs["loss"], jnp.float32(1))},
+    )
+    sgd = optax.sgd(1.0)
+    batch = {"row": jnp.arange(4)}
+
+    @jax.jit
+    def drawn(seed: Any, step: Any) -> jax.Array:
+        state = TrainState(step, jnp.zeros(4), sgd.init(jnp.zeros(4)), jnp.zeros(2))
+        settings: Any = {"objective": objective, "optimizer": sgd, "accumulate": 4}
+        return -train_step(state, batch, seed, **settings)[0].params
+
+    draws = [drawn(seed, step).tolist() for seed in (0, 1) for step in (5, 6)]
+    assert len({draw for of_step in draws for draw in of_step}) == 16
+    assert drawn(0, 5).tolist() == draws[0]
 
 
 def test_another_seed_draws_other_dropout_by_the_same_program():
