@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.training import losses
 from bert_jax.training.losses import loss_weights, pretraining_metrics
 from bert_jax.training.objective import summed_loss
 
@@ -124,8 +125,9 @@ def test_large_logits_neither_overflow_nor_lose_the_loss(name, shift):
     np.testing.assert_allclose(pretraining_metrics(outputs, batch)["mlm_loss"][0], plain, rtol=1e-3)
 
 
-@pytest.mark.parametrize("jit", [True, False])
-def test_gradient_is_softmax_minus_label(jit):
+@pytest.mark.parametrize(("platform", "jit"), [("cpu", True), ("cpu", False), ("gpu", True)])
+def test_gradient_is_softmax_minus_label(platform, jit, monkeypatch):
+    monkeypatch.setattr(losses, "device_platform", lambda: platform)
     outputs, batch = random_outputs_and_batch(6)
 
     def total(outputs):
