@@ -1,6 +1,7 @@
 """Names of machines, and what the table of chips says of them."""
 
 import pytest
+from jax.experimental.pallas import tpu as pallas_tpu
 
 from bert_jax.errors import UserError
 from bert_jax.planning import topologies
@@ -56,6 +57,24 @@ def test_every_chip_but_the_cpu_has_a_peak_and_plausible_figures(kind):
     assert 50 < chip.flops / chip.bandwidth < 700
     assert chip.network / chip.host_devices < chip.link < chip.bandwidth / 5
     assert chip.source
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "cores"),
+    [
+        ("v2", "TPU_V2", 1),
+        ("v3", "TPU_V3", 1),
+        ("v4", "TPU_V4", 2),
+        ("v5e", "TPU_V5E", 1),
+        ("v5p", "TPU_V5P", 2),
+        ("v6e", "TPU_V6E", 1),
+    ],
+)
+def test_figures_of_tpus_are_nearly_those_that_jax_has(kind, version, cores):
+    """JAX has them of each of a device's cores, some rounded, and a v3's at another clock."""
+    theirs = pallas_tpu.get_tpu_info_for_chip(pallas_tpu.ChipVersion[version], cores)
+    assert CHIPS[kind].flops == pytest.approx(cores * theirs.bf16_ops_per_second, rel=0.15)
+    assert CHIPS[kind].bandwidth == pytest.approx(cores * theirs.mem_bw_bytes_per_second, rel=0.15)
 
 
 def test_without_the_tpu_compiler_its_extra_is_named(monkeypatch):

@@ -60,5 +60,9 @@ def test_run_adds_up_its_phases_and_what_is_left_of_them():
 def test_peaks_are_known_or_none():
     assert peak_flops("NVIDIA H200") == 989e12
     assert peak_flops("TPU v5 lite") == 197e12
+    a100 = ("-SXM4-40GB", "-SXM4-80GB", "-PCIE-40GB", " 80GB PCIe")
+    assert {peak_flops(f"NVIDIA A100{form}") for form in a100} == {312e12}
+    for name, other in (("v5 lite", "v5e"), ("v5", "v5p"), ("v6 lite", "v6e")):
+        assert peak_flops(f"TPU {name}") == peak_flops(f"TPU {other}")
     assert peak_flops("cpu") is None
     assert peak_flops("NVIDIA H100 80GB HBM3 MIG 1g.10gb") is None

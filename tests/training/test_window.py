@@ -11,7 +11,7 @@ from bert_jax.training.clock import Clock
 from bert_jax.training.steps import Outcome
 from bert_jax.training.window import Stretch, Window
 
-STRETCH = Stretch(phase=0, end=100, tokens=64, flops=1e9)
+STRETCH = Stretch(phase=1, end=100, tokens=64, flops=1e9)
 STEPS = 12
 NOISE = ("steps_per_second", "tokens_per_second", "mfu", "input_wait")
 
@@ -19,10 +19,12 @@ NOISE = ("steps_per_second", "tokens_per_second", "mfu", "input_wait")
 def add_step(window: Window, step: int, skipped: bool) -> None:
     """A step with metrics of float32 scalars, as on a device."""
     loss, accuracy, norm = np.random.default_rng(step).uniform(0.1, 300, 3).astype(np.float32)
+    nsp = np.float32(0 if skipped else loss / 3)
     weight = jnp.float32(0 if skipped else 7)
     metrics = {
         "mlm_loss": (jnp.float32(0 if skipped else loss), weight),
         "mlm_accuracy": (jnp.float32(0 if skipped else accuracy), weight),
+        "nsp_loss": (nsp, weight / 2),
     }
     outcome = Outcome(jnp.float32(np.nan) if skipped else loss, norm, jnp.bool_(skipped))
     window.add(step, rows=4, metrics=metrics, outcome=outcome)
@@ -54,12 +56,22 @@ def test_means_leave_skipped_steps_out():
     record, _ = stopped_at(set(), {2, 3})
     losses = [np.random.default_rng(s).uniform(0.1, 300, 3)[0] for s in range(1, STEPS + 1)]
     kept = np.delete(losses, [1, 2])
-    assert record["loss"] == pytest.approx(kept.sum() / (7 * len(kept)))
+    means = kept.sum() / (7 * len(kept)), kept.sum() / 3 / (3.5 * len(kept))
+    assert (record["mlm_loss"], record["nsp_loss"]) == pytest.approx(means)
+    assert record["loss"] == pytest.approx(sum(means)), "what is trained: the sum of both"
+    assert (record["kind"], record["step"], record["phase"]) == ("train", STEPS, 1)
     assert stopped_at(set(), set(range(1, STEPS + 1)))[0]["loss"] is None
 
 
 def test_skips_in_a_row_are_counted_over_a_stop():
     assert stopped_at({10}, {9, 10, 11, 12})[1].in_row == 4
+
+
+def test_a_step_is_seen_when_two_more_are_begun():
+    window = Window(Clock(), {})
+    for step, seen in ((1, []), (2, []), (3, [1]), (4, [2])):
+        add_step(window, step, skipped=True)
+        assert [record["step"] for record in window.new_skips()] == seen
 
 
 def test_a_new_run_has_skipped_and_evaluated_nothing():
