@@ -390,6 +390,27 @@ def test_the_best_stays_until_a_checkpoint_that_names_another_is_whole(tmp_path,
     assert steps() == [21]
 
 
+def test_the_best_of_every_checkpoint_that_is_kept_stays(tmp_path):
+    """A run goes on from the one before the newest, where that is damaged."""
+    checkpoints = Checkpoints(tmp_path, 2)
+    for step, best in ((7, 7), (14, 7), (21, 21), (28, 21)):
+        checkpoints.save({"x": jnp.zeros(1)}, step, {"best": [best, 0.5]})
+        if step == 21:
+            checkpoints._checkpointer.wait_until_finished()
+            checkpoints._delete_old()
+            assert saved_steps(tmp_path / "checkpoints") == [7, 14, 21]
+    checkpoints.close()
+    assert saved_steps(tmp_path / "checkpoints") == [21, 28]
+
+
+def test_a_drive_that_does_not_say_how_full_it_is_is_written_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=0, free=0))
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save({"x": jnp.zeros(1)}, 3, {})
+    checkpoints.close()
+    assert saved_steps(tmp_path / "checkpoints") == [3]
+
+
 def test_a_save_that_fails_on_the_way_is_told_by_the_next_or_by_close(tmp_path):
     """The system refuses files over 1 MB: so would a quota, say."""
     checkpoints = Checkpoints(tmp_path, 10)

@@ -176,6 +176,17 @@ def test_dropout_changes_with_seed_step_and_micro_batch():
     assert drawn(0, 5).tolist() == draws[0]
 
 
+def test_another_seed_begins_with_other_parameters():
+    unused: Any = None
+    objective = Objective(lambda key: jax.random.normal(key, (8,)), unused, unused, unused)
+    abstract = abstract_state(objective, optax.sgd(1.0), make_mesh(MeshConfig(data=8)))
+    first, again, other = (
+        create_state(objective, optax.sgd(1.0), abstract, seed).params for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert not np.isclose(first, other).any()
+
+
 def test_another_seed_draws_other_dropout_by_the_same_program():
     """So that the seeds of a sweep are compiled once."""
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
