@@ -124,13 +124,39 @@ def test_text_that_is_no_module():
         parse("nothing")
 
 
-def test_an_update_in_place_moves_the_update():
+@pytest.mark.parametrize(("space", "moved"), [("", 2), (":S(1)", 1)])
+def test_an_update_in_place_moves_the_update(space, moved):
+    """Read and written; on the chip, written to no memory."""
+    text = program(
+        f"  %p = f32[100,8]{{1,0{space}}} parameter(0)\n  %u = f32[1,8]{{1,0}} parameter(1)\n"
+        "  %i = s32[] parameter(2)\n"
+        f"  ROOT %d = f32[100,8]{{1,0{space}}} dynamic-update-slice(%p, %u, %i, %i)"
+    )
+    assert hbm_bytes(text) == moved * 8 * 4
+
+
+def test_an_update_in_a_fusion_is_read_and_what_it_updates_is_not():
+    fused = """\
+%fused (p0: f32[100,8], p1: f32[1,8], p2: s32[]) -> f32[100,8] {
+  %p0 = f32[100,8]{1,0} parameter(0)
+  %p1 = f32[1,8]{1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  ROOT %d = f32[100,8]{1,0} dynamic-update-slice(%p0, %p1, %p2, %p2)
+}
+"""
     text = program(
         "  %p = f32[100,8]{1,0} parameter(0)\n  %u = f32[1,8]{1,0} parameter(1)\n"
         "  %i = s32[] parameter(2)\n"
-        "  ROOT %d = f32[100,8]{1,0} dynamic-update-slice(%p, %u, %i, %i)"
+        "  ROOT %f = f32[100,8]{1,0} fusion(%p, %u, %i), kind=kLoop, calls=%fused"
     )
-    assert hbm_bytes(text) == 2 * 8 * 4
+    assert hbm_bytes(text.replace("ENTRY", f"{fused}\nENTRY")) == 8 * 4 + 4 + 8 * 4
+
+
+def test_the_memory_of_the_host_is_not_on_the_chip_and_a_truth_value_is_a_byte():
+    text = program(
+        "  %p = pred[100,8]{1,0:S(5)} parameter(0)\n  ROOT %c = pred[100,8]{1,0} copy(%p)"
+    )
+    assert hbm_bytes(text) == 2 * 100 * 8
 
 
 @pytest.mark.parametrize(
@@ -202,11 +228,16 @@ def test_scanned_products_compiled_here():
     def stack(x: jax.Array, weights: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
 
-    compiled = jax.jit(stack).lower(jnp.ones((16, 64)), jnp.ones((7, 64, 64))).compile()
-    assert flops(compiled.as_text() or "") == 7 * 2 * 16 * 64 * 64
-    # At least the weights once; at most a few times the activations besides.
+    def repeated(x: jax.Array, weights: jax.Array) -> jax.Array:
+        """A loop in a loop, as layers in micro-batches are."""
+        return jax.lax.scan(lambda x, _: (stack(x, weights), None), x, length=3)[0]
+
+    compiled = jax.jit(repeated).lower(jnp.ones((16, 64)), jnp.ones((7, 64, 64))).compile()
+    assert flops(compiled.as_text() or "") == 3 * 7 * 2 * 16 * 64 * 64
+    # At least the weights once a time; at most a few times the activations besides.
     weights, activations = 7 * 64 * 64 * 4, 16 * 64 * 4
-    assert weights <= hbm_bytes(compiled.as_text() or "") <= 2 * weights + 7 * 12 * activations
+    moved = hbm_bytes(compiled.as_text() or "") / 3
+    assert weights <= moved <= 2 * weights + 7 * 12 * activations
 
 
 def test_convolutions_compiled_here_agree_with_xla():

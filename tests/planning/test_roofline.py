@@ -57,6 +57,13 @@ def test_a_line_has_half_the_links_and_a_torus_those_of_both_axes():
         2 * 7 / 8 / 50
     )
     assert collective_seconds(CHIP, collective(), torus(4, 4)) == pytest.approx(2 * 15 / 16 / 100)
+    # A part of a ring has its links; 24 in a row are none.
+    assert collective_seconds(CHIP, collective(devices=8), torus(1, 16)) == pytest.approx(
+        2 * 7 / 8 / 100
+    )
+    assert collective_seconds(CHIP, collective(devices=24), torus(1, 24)) == pytest.approx(
+        2 * 23 / 24 / 50
+    )
     group = collective(devices=16)
     assert collective_seconds(CHIP, group, torus(16, 16)) == pytest.approx(2 * 15 / 16 / 100)
 
@@ -110,10 +117,13 @@ def test_each_kernel_takes_the_longer_of_its_bounds():
 
 
 def test_efficiencies_stretch_their_bound():
-    work = [Kernel(int(PEAK), 0, 1)]
-    found = bounds(work, [collective()], torus(4, 4), compute=0.5, interconnect=0.25)
+    work = [Kernel(int(PEAK), int(1e12), 1)]
+    both = [collective(), dataclasses.replace(collective("all-gather"), asynchronous=True)]
+    shares = {"compute": 0.5, "memory": 0.2, "interconnect": 0.25}
+    found = bounds(work, both, torus(4, 4), **shares)
     assert found.compute == pytest.approx(2)
-    assert found.interconnect == pytest.approx(4 * 2 * 15 / 16 / 100)
+    assert found.memory == pytest.approx(5)
+    assert found.interconnect == pytest.approx(4 * (2 + 1) * 15 / 16 / 100)
 
 
 def test_what_runs_beside_the_work_takes_no_time_of_its_own():
