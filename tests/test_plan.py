@@ -65,6 +65,11 @@ def test_topologies_are_planned_and_ranked(tmp_path):
     assert gpu["days"] == pytest.approx(seconds / 86_400)
     assert gpu["cost"] == pytest.approx(seconds / 3600 * 8 * 2)
     assert first["tokens_per_second"] == pytest.approx(16 * 32 / first["seconds"]["step"])
+    model = first["model_flops_per_token"] * 16 * 32
+    assert first["mfu"] == pytest.approx(model / first["seconds"]["step"] / (8 * 989e12))
+    assert first["input_tokens_per_second"] == first["tokens_per_second"], "eight in one host"
+    work = first["intensity"] * first["bytes_moved"] * 8
+    assert work == pytest.approx(first["hlo_to_model"] * model)
     ranked = [line.split()[0] for line in done.stdout.splitlines()[-3:]]
     assert ranked == ["topology", "h200:8", "cpu:8"]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sample_predictions import ROWS, class_rows
 
+from bert_jax.reporting.class_scores import calibration
 from bert_jax.reporting.kinds import figures, findings
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.multilabel import MultiLabel
@@ -91,6 +92,12 @@ def test_the_calibration_error_is_the_one_written_out():
             error += gap * len(held) / len(rows)
     assert len(gaps) > 4
     assert figures(rows, "dev")["expected_calibration_error"] == pytest.approx(error)
+
+
+def test_a_bin_of_probabilities_holds_its_upper_edge():
+    """As in Guo et al. (2017), section 2; 0 is in the first."""
+    counts = calibration(np.array([0.0, 0.1, 0.5, 0.51, 1.0]), np.ones(5)).counts
+    assert counts.tolist() == [2, 0, 0, 0, 1, 1, 0, 0, 0, 1]
 
 
 def test_predictions_without_labels_and_of_no_known_kind_have_no_findings():
