@@ -319,6 +319,9 @@ def test_tags_that_are_no_entities_are_classes(tmp_path):
         "ADP",
     }
     assert "Entities, dev" not in page.titles
+    counts = [int(row[0]) for row in page.table("errors", "example")]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] > counts[-1] > 0
 
 
 def test_answers_are_scored_by_the_length_of_the_true_one(tmp_path):

@@ -80,18 +80,30 @@ def test_the_baseline_of_answers_has_the_official_scores():
     assert baseline(rows) == squad_scores(questions, [""] * len(rows))
 
 
-def test_the_calibration_error_is_the_one_written_out():
-    rows = ROWS["classification"]
+def said_of_classes(row: dict[str, Any]) -> list[tuple[float, bool]]:
+    return [(row["probability"], row["label"] == row["predicted"])]
+
+
+def said_of_labels(row: dict[str, Any]) -> list[tuple[float, bool]]:
+    """A share of half or more is a label."""
+    return list(zip(row["probabilities"].values(), (s >= 0.5 for s in row["label"]), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said_of"),
+    [("classification", said_of_classes), ("soft_multilabel", said_of_labels)],
+)
+def test_the_calibration_error_is_the_one_written_out(kind, said_of):
+    said = [pair for row in ROWS[kind] for pair in said_of(row)]
     error, gaps = 0.0, []
     for low in np.arange(0, 1, 0.1):
-        held = [r for r in rows if low < r["probability"] <= low + 0.1 + 1e-12]
+        held = [(p, right) for p, right in said if low < p <= low + 0.1 + 1e-12 or p == low == 0]
         if held:
-            right = np.mean([r["label"] == r["predicted"] for r in held])
-            gap = abs(right - np.mean([r["probability"] for r in held]))
-            gaps.append(gap)
-            error += gap * len(held) / len(rows)
+            sure, right = np.mean(held, axis=0)
+            gaps.append(abs(right - sure))
+            error += gaps[-1] * len(held) / len(said)
     assert len(gaps) > 4
-    assert figures(rows, "dev")["expected_calibration_error"] == pytest.approx(error)
+    assert figures(ROWS[kind], "dev")["expected_calibration_error"] == pytest.approx(error)
 
 
 def test_a_bin_of_probabilities_holds_its_upper_edge():
