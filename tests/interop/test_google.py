@@ -101,6 +101,10 @@ def test_a_round_trip_gives_back_every_byte_and_skips_the_slots(checkpoint, tmp_
     convert(weights, tmp_path / "hf", "hf")
     convert(load_weights(tmp_path / "hf"), tmp_path / "again", "google")
     assert same(load_weights(tmp_path / "again"), weights)
+    fields = json.loads((checkpoint / "bert_config.json").read_text())
+    del fields["hidden_act"]  # the original has a default
+    (checkpoint / "bert_config.json").write_text(json.dumps(fields))
+    assert load_weights(checkpoint).config.hidden_act == "gelu_new"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
