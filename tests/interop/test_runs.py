@@ -3,17 +3,27 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import flax.linen as nn
+import jax
 import numpy as np
 import pytest
 import transformers
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file
 from small_run import parameters, small_config
 
+from bert_jax.config import BertConfig
 from bert_jax.convert import convert
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
+from bert_jax.interop.params import VOCABULARY
+from bert_jax.interop.runs import tensors_of_params
+from bert_jax.models import BertForPreTraining
 from bert_jax.pretraining import train
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.objective import pretraining
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +42,27 @@ def copy(run: Path, tmp_path: Path) -> Path:
 def files(directory: Path) -> dict[str, bytes]:
     paths = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_stacked_layers_and_padded_rows_are_told_apart():
+    """Each layer has its own of the stack, and the table its first rows: the rest is padding."""
+    sizes: Any = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=21, intermediate_size=12, vocab_multiple=8, **sizes)
+    like = jax.eval_shape(lambda: pretraining(BertForPreTraining(config)).init(jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    leaves: dict[str, Any] = dict(flatten_dict(nn.meta.unbox(like), sep="/"))
+    params = {name: rng.normal(size=leaf.shape).astype("f4") for name, leaf in leaves.items()}
+    found = {name: t.read() for name, t in tensors_of_params(params, config, "run").items()}
+    stacks = {name: stack for name, stack in params.items() if "/layer/" in name}
+    assert len(stacks) == 16
+    assert len(found) == len(params) + 2 * len(stacks)
+    for name, stack in stacks.items():
+        for layer in range(3):
+            of_layer = found[name.replace("/layer/", f"/layer_{layer}/")]
+            np.testing.assert_array_equal(of_layer, stack[layer])
+    for name in params.keys() - stacks.keys():
+        assert len(params[name]) == (24 if name in VOCABULARY else len(found[name]))
+        np.testing.assert_array_equal(found[name], params[name][: len(found[name])])
 
 
 @pytest.mark.slow
@@ -67,6 +98,10 @@ def test_a_run_is_given_away_and_told_of(run, tmp_path):
         "/books/*.txt",
     ):
         assert said in card, card
+    scores = [record["mlm_loss"] for record in read_metrics(run) if record["kind"] == "eval"]
+    told = [f"{score:.4f}" for score in scores]
+    assert told[0] != told[-1]
+    assert f"| mlm loss | {told[-1]} |" in card
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert weights.tokenizer
     ids = weights.tokenizer.encode_batch(["the river walks"])[0]
