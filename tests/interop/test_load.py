@@ -93,8 +93,10 @@ def test_leaves_that_the_weights_lack_stay_as_they_are(tmp_path):
     assert params["bert"]["pooler"] == like["bert"]["pooler"]
 
 
-def test_a_model_of_another_size_is_refused(weights):
-    config = dataclasses.replace(weights.config, hidden_size=64)
+@pytest.mark.parametrize("size", [{"hidden_size": 64}, {"max_position_embeddings": 48}])
+def test_a_model_of_another_size_is_refused(size, weights):
+    """Of more positions, too: only the vocabulary is padded."""
+    config = dataclasses.replace(weights.config, **size)
     with pytest.raises(UserError, match=r"is \[.*\] in the weights and \[.*\] in the model"):
         load_params(weights, abstract(BertForPreTraining(config)))
 
