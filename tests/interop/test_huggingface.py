@@ -228,12 +228,14 @@ def test_a_model_without_named_architecture_is_told_by_its_heads(pretraining):
     assert load_weights(directory).architecture == "BertForPreTraining"
 
 
-def test_labels_are_kept(tmp_path):
+def test_labels_and_what_else_is_said_of_a_head_are_kept(tmp_path):
     names = {0: "person", 1: "place", 2: "other"}
-    model = peer("BertForTokenClassification", id2label=names, num_labels=3)
+    fields: Any = {"classifier_dropout": 0.25, "problem_type": "single_label_classification"}
+    model = peer("BertForTokenClassification", id2label=names, num_labels=3, **fields)
     convert(load_weights(save_peer(model, tmp_path / "theirs")), tmp_path / "ours", "hf")
     loaded = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "ours")
     assert loaded.config.id2label == names
+    assert {name: getattr(loaded.config, name) for name in fields} == fields
 
 
 def test_a_card_tells_of_a_path_that_is_not_utf8(pretraining, tmp_path):
