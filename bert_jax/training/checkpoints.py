@@ -30,6 +30,9 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NEVER_SAVED, _NONE_WHOLE = -1, -2
 # What Orbax and the seal write beside the arrays of a small model.
 _METADATA_BYTES = 1 << 20
+# A week: how long a save may take is for the watchdog to say. Orbax by itself gives up after twenty
+# minutes.
+_SAVE_SECONDS = 7 * 24 * 3600
 
 State = TypeVar("State")  # a tree of arrays
 _print_unraisable = sys.unraisablehook
@@ -53,8 +56,11 @@ class Checkpoints:
         self._pending: tuple[int, Any, Any, dict[str, Any]] | None = None
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.StandardCheckpointHandler(),
-            # Process 0 calls it when all is written, before the folder gets its name.
-            async_options=ocp.options.AsyncOptions(post_finalization_callback=self._seal),
+            async_options=ocp.options.AsyncOptions(
+                timeout_secs=_SAVE_SECONDS,
+                # Process 0 calls it when all is written, before the folder gets its name.
+                post_finalization_callback=self._seal,
+            ),
             # Else Orbax changes a file after that.
             checkpoint_metadata_store=ocp.metadata.metadata_store(enable_write=False),
         )

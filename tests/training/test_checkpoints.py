@@ -1,12 +1,14 @@
 """Checkpoints: whole or not used, on any mesh, whatever is done to their files."""
 
 import contextlib
+import itertools
 import os
 import random
 import resource
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -131,6 +133,13 @@ def test_a_save_that_is_refused_is_an_error(run):
     """Another process saved this step in the meantime, say."""
     with pytest.raises(UserError, match=r"could not be written .*exists.*whole is step 2"):
         Checkpoints(run, 3).save(make_state(make_mesh(1, 1, 1), 2), 2, {})
+
+
+def test_a_save_takes_as_long_as_the_watchdog_lets_it(tmp_path, monkeypatch):
+    seconds = itertools.count(0, 100)
+    monkeypatch.setattr(time, "time", lambda: float(next(seconds)))
+    save(tmp_path, 5)
+    assert saved_steps(tmp_path / "checkpoints") == [5]
 
 
 def test_what_is_not_the_name_of_a_step_is_left_alone(run):
