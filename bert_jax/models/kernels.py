@@ -79,8 +79,13 @@ def on_each_device(
     """
     if jax.sharding.get_abstract_mesh().empty:
         return function
+    # Over an axis that divides nothing here JAX would add up gradients of which all have the whole.
+    specs = (*in_specs, out_specs)
+    dividing = {name for spec in specs for name in jax.tree.leaves(tuple(spec))}
     # Kernels do not say over which axes their outputs vary.
-    return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    return jax.shard_map(
+        function, in_specs=in_specs, out_specs=out_specs, axis_names=dividing, check_vma=False
+    )
 
 
 def summed(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:

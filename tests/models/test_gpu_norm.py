@@ -16,6 +16,7 @@ from gpu_kernel_cases import (
 )
 from jax.sharding import AxisType
 
+from bert_jax.planning.hlo import collectives
 from bert_jax.training.steps import with_rules
 
 # Of the largest value. In bfloat16 either form rounds the same float32 values once.
@@ -57,6 +58,9 @@ def test_eight_devices_work_on_their_own_rows():
     expected = jax.jit(of_kernel)(operands, gradient)
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
-        found = jax.jit(with_rules(of_kernel))(operands, gradient)
+        compiled = jax.jit(with_rules(of_kernel)).lower(operands, gradient).compile()
+        found = compiled(operands, gradient)
+    # Weights' gradients are added up over rows; over `tensor`, where all have all, nothing is.
+    assert {each.group for each in collectives(compiled.as_text() or "")} == {(0, 2, 4, 6)}
     for name, a, b in zip(NORM_NAMES, found, expected, strict=True):
         assert deviation(a, b) < TOLERANCES["float32"], name
