@@ -35,8 +35,11 @@ class WordTable(NamedTuple):
 
 def word_table(config: BertConfig, table: jax.Array) -> WordTable:
     """The parameter, float32 [V, D], made ready for its uses."""
-    rows = gathered(lax.stop_gradient(table).astype(config.dtype), AXES)
-    return WordTable(rows, _parts(config.gradient_dtype, table))
+    cast = lax.stop_gradient(table).astype(config.dtype)
+    if device_platform() == "gpu":
+        # Else XLA gathers what FSDP stores in float32, and casts it after.
+        cast = lax.optimization_barrier(cast)
+    return WordTable(gathered(cast, AXES), _parts(config.gradient_dtype, table))
 
 
 def _zeros(shape: tuple[int, ...]) -> jax.Array:

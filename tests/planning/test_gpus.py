@@ -63,6 +63,10 @@ def test_a_step_is_compiled_for_gpus_that_are_not_here(kind, count):
     assert 1 <= flops(compiled.text) * count / model <= 1.1
     assert sum(kernel.bytes for kernel in kernels(compiled.text)) > compiled.memory.parameters
     # Parts of weights go nowhere but to where they are put together.
-    kinds = {collective.kind for collective in collectives(compiled.text)}
+    exchanged = collectives(compiled.text)
+    kinds = {collective.kind for collective in exchanged}
     assert kinds <= {"all-gather", "all-reduce", "reduce-scatter"}
     assert bool(kinds) == (count > 1)
+    shapes = [shape for each in exchanged if each.kind == "all-gather" for shape in each.shapes]
+    table = (config.model.padded_vocab_size, config.model.hidden_size)
+    assert [shape.dtype for shape in shapes if shape.dims == table] == ["bf16"] * (count > 1)
