@@ -84,9 +84,8 @@ def compile_phase(config: Config, phase: Phase, devices: Sequence[Any]) -> Compi
     check_mesh(config, {f"the batch at length {phase.seq_len}": phase.batch_size}, mesh)
     check_attention(config.model, devices[0].platform)
     check_xla_options(config.xla_options, mesh)
-    # JAX does not know whose a GPU is that is not here, and XLA cannot time its products there.
-    gpu = devices[0].platform == "gpu"
-    platforms, options = (("cuda",), {"xla_gpu_autotune_level": 0}) if gpu else (None, None)
+    # XLA cannot time products on a GPU that is not here, to choose among them.
+    options = {"xla_gpu_autotune_level": 0} if devices[0].platform == "gpu" else None
     begun = time.monotonic()
     with jax.set_mesh(mesh), warnings.catch_warnings():
         # Without a TPU its programs can be kept, but not be read again: that is no fault.
@@ -95,8 +94,8 @@ def compile_phase(config: Config, phase: Phase, devices: Sequence[Any]) -> Compi
         batch = _abstract_batch(config, phase, mesh)
         seed = jax.ShapeDtypeStruct((), "uint32")
         try:
-            traced = program.train_step.trace(program.abstract, batch, seed)
-            compiled = traced.lower(lowering_platforms=platforms).compile(options)
+            lowered = program.train_step.lower(program.abstract, batch, seed)
+            compiled = lowered.compile(options)
         except jax.errors.JaxRuntimeError as error:
             raise _compile_error(error) from error
     memory = _memory(program, batch, compiled)
