@@ -34,6 +34,7 @@ LAYER_OF_FILE = {
     "config.py": CONFIG,
     "user_cache.py": ERRORS,
     "errors.py": ERRORS,
+    "files.py": ERRORS,
     "__init__.py": ERRORS,
 }
 TENSORFLOW = {"tensorflow", "tensorflow_datasets", "tensorflow_text"}
