@@ -22,6 +22,7 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
+FUSIONS = ("fusion", "fusion-start")
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s2": 2, "u2": 2, "token": 0, "opaque": 0}
 # As XLA writes it, and as it tells cuBLAS.
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
@@ -260,9 +261,9 @@ def executed(module: Module, root: str) -> Iterator[tuple[Computation, Instructi
             elif instruction.opcode == "conditional":
                 for branch in _branches(instruction):
                     yield from walk(branch, times, fused)
-            elif instruction.opcode in ("fusion", "async-start"):
+            elif instruction.opcode in (*FUSIONS, "async-start"):
                 called = instruction.called("calls") or ""
-                yield from walk(called, times, fused or instruction.opcode == "fusion")
+                yield from walk(called, times, fused or instruction.opcode in FUSIONS)
             elif instruction.opcode == "call":
                 yield from walk(instruction.called("to_apply") or "", times, fused)
 

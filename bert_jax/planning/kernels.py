@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from bert_jax.planning.hlo import (
     COLLECTIVES,
+    FUSIONS,
     Computation,
     Instruction,
     Module,
@@ -50,7 +51,7 @@ def kernels(text: str) -> list[Kernel]:
         if fused or kind in COLLECTIVES:
             continue
         flops = instruction_flops(computation, instruction)
-        if instruction.opcode == "fusion":
+        if instruction.opcode in FUSIONS:
             inner = executed(module, instruction.called("calls") or "")
             flops = sum(n * instruction_flops(where, part) for where, part, n, _ in inner)
         moved = _traffic(module, computation, instruction)
@@ -81,7 +82,7 @@ def _traffic(module: Module, computation: Computation, instruction: Instruction)
         update = operands[1][0]
         return update.hbm_bytes + (0 if instruction.shapes[0].space else update.bytes)
     if opcode == "fusion":
-        fused = module.computations[instruction.called("calls") or ""]
+        fused = module.computations[given.called("calls") or ""]
         return _fusion_traffic(module, fused, operands, instruction.shapes)
     return written + sum(shape.hbm_bytes for shapes in operands for shape in shapes)
 

@@ -39,8 +39,16 @@ def test_xla_is_told_what_the_data_sheet_says(kind):
     not importlib.util.find_spec("jax_plugins"),
     reason="the compiler for NVIDIA's GPUs is not installed: the extra `gpu`",
 )
-@pytest.mark.parametrize(("kind", "count"), [("h100", 1), ("a100", 4), ("h200", 16)])
-def test_a_step_is_compiled_for_gpus_that_are_not_here(kind, count):
+@pytest.mark.parametrize(
+    ("kind", "count", "dtype"),
+    [
+        ("h100", 1, "bfloat16"),
+        ("a100", 4, "bfloat16"),
+        ("h200", 16, "bfloat16"),
+        ("h100", 1, "float32"),  # layers in a loop, without kernels
+    ],
+)
+def test_a_step_is_compiled_for_gpus_that_are_not_here(kind, count, dtype):
     topology = Topology(kind, (count,))
     devices = describe_devices(topology)
     assert [device.device_kind for device in devices] == [topology.chip.device_kind] * count
@@ -51,12 +59,12 @@ def test_a_step_is_compiled_for_gpus_that_are_not_here(kind, count):
         hidden_size=128,
         intermediate_size=512,
         max_position_embeddings=128,
-        dtype="bfloat16",
+        dtype=dtype,
     )
     config.mesh = MeshConfig(data=-1, fsdp=min(count, 2))
     phase = dataclasses.replace(config.phases[0], seq_len=128, batch_size=16)
     compiled = compile_phase(config, phase, devices)
-    assert "xla.gpu.triton" in compiled.text
+    assert ("attention_forward" in compiled.text) == (dtype == "bfloat16")
     assert compiled.memory.total > compiled.memory.parameters > 0
     model = step_flops(config.model, phase)
     # The backward pass of attention multiplies for the scores once more.

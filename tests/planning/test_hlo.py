@@ -95,6 +95,27 @@ def test_memory_traffic_is_of_slices_and_of_what_is_not_on_the_chip():
     assert [(k.flops, k.times) for k in kernels(LOOP)] == [(0, 1), (2 * 8 * 64 * 32, 12)]
 
 
+def test_a_fusion_that_is_started_and_done_is_one():
+    fused = """\
+%fused (p0: f32[12,8,16], p1: s32[], p2: f32[16,4]) -> f32[1,8,4] {
+  %p0 = f32[12,8,16]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %p2 = f32[16,4]{1,0} parameter(2)
+  %slice = f32[1,8,16]{2,1,0} dynamic-slice(%p0, %p1, %p1, %p1), dynamic_slice_sizes={1,8,16}
+  ROOT %dot = f32[1,8,4]{2,1,0} dot(%slice, %p2), lhs_contracting_dims={2}, rhs_contracting_dims={0}
+}
+"""
+    text = program(
+        "  %p = f32[12,8,16]{2,1,0} parameter(0)\n  %i = s32[] parameter(1)\n"
+        "  %k = f32[16,4]{1,0} parameter(2)\n"
+        "  %s = ((f32[12,8,16]{2,1,0}, s32[], f32[16,4]{1,0}), f32[1,8,4]{2,1,0}, u32[]) "
+        "fusion-start(%p, %i, %k), kind=kLoop, calls=%fused\n"
+        "  ROOT %d = f32[1,8,4]{2,1,0} fusion-done(%s)"
+    ).replace("ENTRY", f"{fused}\nENTRY")
+    assert flops(text) == sum(kernel.flops for kernel in kernels(text)) == 2 * 8 * 16 * 4
+    assert hbm_bytes(text) == 4 * (8 * 16 + 1 + 16 * 4 + 8 * 4)
+
+
 def test_what_cublas_multiplies_counts_and_what_it_is_lent_does_not():
     told = (
         '{"gemm_backend_config":{"epilogue":"GELU_AUX","dot_dimension_numbers":{'
