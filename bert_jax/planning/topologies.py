@@ -136,6 +136,8 @@ def describe_devices(topology: Topology) -> list[Any]:
 def prepare(topologies: list[Topology]) -> None:
     """Ask JAX for as many virtual CPU devices as the topologies need, before it comes up."""
     os.environ["JAX_PLATFORMS"] = "cpu"
+    # XLA warns of what does not fit a GPU; the plan says so.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     for name, value in _NO_TPU.items():
         os.environ.setdefault(name, value)
     import jax
