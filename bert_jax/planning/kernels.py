@@ -72,9 +72,9 @@ def _traffic(module: Module, computation: Computation, instruction: Instruction)
         given = computation.instructions[instruction.operands[0]]
         opcode = opcode.removesuffix("-done")
     operands = [computation.instructions[name].shapes for name in given.operands]
-    # What cuBLAS is lent to work in is in bytes, and stays in the cache.
-    lent = "s8" if instruction.is_of_cublas else ""
-    written = sum(shape.hbm_bytes for shape in instruction.shapes if shape.dtype != lent)
+    written = sum(
+        shape.hbm_bytes for shape in instruction.shapes if not _is_lent(instruction, shape)
+    )
     if opcode in _SLICING:
         source = operands[0][0]
         return written + (0 if source.space else sum(shape.bytes for shape in instruction.shapes))
@@ -98,6 +98,8 @@ def _fusion_traffic(
         for index, shapes in enumerate(operands)
     )
     root = fused.instructions[fused.root]
+    if root.is_of_cublas:
+        return read + sum(shape.hbm_bytes for shape in results if not _is_lent(root, shape))
     names = root.operands if root.opcode == "tuple" else (fused.root,)
     written = sum(
         min(shape.bytes, _written(fused, name))
@@ -143,6 +145,14 @@ def _written(fused: Computation, name: str) -> int:
     instruction = fused.instructions[name]
     while instruction.opcode == "bitcast" and instruction.operands[0] in fused.instructions:
         instruction = fused.instructions[instruction.operands[0]]
+    shape = instruction.shapes[0]
     if instruction.opcode == "dynamic-update-slice":
         return fused.operand(instruction, 1).bytes
-    return instruction.shapes[0].bytes
+    if instruction.opcode == "get-tuple-element":
+        return 0 if _is_lent(fused.instructions[instruction.operands[0]], shape) else shape.bytes
+    return shape.bytes
+
+
+def _is_lent(instruction: Instruction, shape: Shape) -> bool:
+    """Whether a result is what cuBLAS is lent to work in: bytes, which stay in the cache."""
+    return instruction.is_of_cublas and shape.dtype == "s8"

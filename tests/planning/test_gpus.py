@@ -1,7 +1,6 @@
 """GPUs that are not here, and what is compiled for them."""
 
 import dataclasses
-import importlib.util
 
 import pytest
 from small_run import get_config
@@ -36,7 +35,7 @@ def test_xla_is_told_what_the_data_sheet_says(kind):
 
 
 @pytest.mark.skipif(
-    not importlib.util.find_spec("jax_plugins"),
+    not gpus.can_describe(CHIPS["h100"]),
     reason="the compiler for NVIDIA's GPUs is not installed: the extra `gpu`",
 )
 @pytest.mark.parametrize(

@@ -121,13 +121,31 @@ def test_what_cublas_multiplies_counts_and_what_it_is_lent_does_not():
         '{"gemm_backend_config":{"epilogue":"GELU_AUX","dot_dimension_numbers":{'
         '"lhs_contracting_dimensions":["0","2"],"rhs_contracting_dimensions":["0","1"]}}}'
     )
-    text = program(
-        "  %p = bf16[4,8,16]{2,1,0} parameter(0)\n  %k = bf16[4,16,32]{2,1,0} parameter(1)\n"
-        "  ROOT %c = (bf16[8,32]{1,0}, bf16[8,32]{1,0}, s8[4194304]{0}) custom-call(%p, %k), "
+    operands = "  %p = bf16[4,8,16]{2,1,0} parameter(0)\n  %k = bf16[4,16,32]{2,1,0} parameter(1)\n"
+    product = (
+        "%c = (bf16[8,32]{1,0}, bf16[8,32]{1,0}, s8[4194304]{0}) custom-call(%p, %k), "
         f'custom_call_target="__cublas$lt$matmul", backend_config={told}'
     )
-    assert flops(text) == 2 * 8 * 32 * (4 * 16)
-    assert hbm_bytes(text) == 2 * (4 * 8 * 16 + 4 * 16 * 32 + 2 * 8 * 32)
+    results = "(bf16[8,32]{1,0}, s8[4194304]{0})"
+    taken = (
+        "  %a = bf16[8,32]{1,0} get-tuple-element(%c), index=0\n"
+        "  %b = s8[4194304]{0} get-tuple-element(%c), index=2\n"
+        f"  ROOT %t = {results} tuple(%a, %b)"
+    )
+
+    def within(body: str, results: str) -> str:
+        """A fusion of what `body` computes."""
+        fused = f"%fused (p: bf16[4,8,16], k: bf16[4,16,32]) -> {results} {{\n{body}\n}}\n"
+        whole = f"{operands}  ROOT %f = {results} fusion(%p, %k), kind=kCustom, calls=%fused"
+        return program(whole).replace("ENTRY", f"{fused}\nENTRY")
+
+    for written, text in (
+        (2, program(f"{operands}  ROOT {product}")),
+        (2, within(f"{operands}  ROOT {product}", results.replace("(", "(bf16[8,32]{1,0}, "))),
+        (1, within(f"{operands}  {product}\n{taken}", results)),
+    ):
+        assert flops(text) == 2 * 8 * 32 * (4 * 16)
+        assert hbm_bytes(text) == 2 * (4 * 8 * 16 + 4 * 16 * 32 + written * 8 * 32)
 
 
 def test_what_xla_says_of_a_loop_goes_before_its_condition():
