@@ -47,8 +47,10 @@ class Checkpoints:
         The `keep` newest checkpoints stay, and however old those are that their windows name as
         "best".
         """
-        # Orbax tells of every stage, and of an error before it raises it.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        # Orbax tells of every stage, and of an error before it raises it; asyncio of the errors of
+        # its other arrays, which it waits for no longer.
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         sys.unraisablehook = _without_late_answers
         self._folder = (run_directory / "checkpoints").absolute()
         self._keep = keep
