@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,3 +43,14 @@ def lock(opened: int | IO[Any], *, wait: bool = False) -> None:
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise
+
+
+@contextmanager
+def held(directory: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a directory; see `lock`."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        lock(opened, wait=wait)
+        yield
+    finally:
+        os.close(opened)

@@ -4,7 +4,6 @@ A run lives in its directory, --workdir: config, checkpoints, metrics, predictio
 model, which predict and transformers load. The same command on the same directory goes on.
 """
 
-import os
 import sys
 
 from bert_jax.allocator import restart_with_allocator
@@ -56,11 +55,12 @@ def main() -> None:
         finished = finetune(config, directory, Clock(process_age()), arguments.distributed)
     else:
         from bert_jax.sweep import parse_grid, sweep
+        from bert_jax.training.cluster import joins_others
 
         if arguments.seeds < 1:
             raise UserError(f"--seeds={arguments.seeds}: must be at least 1")
         # A process can join the others once, and so for one run.
-        if arguments.distributed or "JAX_NUM_PROCESSES" in os.environ:
+        if joins_others(arguments.distributed):
             raise UserError(
                 "--sweep, --seeds: run on one process: leave out --distributed and "
                 "JAX_NUM_PROCESSES"

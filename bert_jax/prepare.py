@@ -17,7 +17,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from bert_jax.data.preparation import (
 from bert_jax.data.shards import Manifest
 from bert_jax.data.workers import core_count, worker_pool
 from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
-from bert_jax.files import lock
+from bert_jax.files import held
 from bert_jax.flags import Parser
 from bert_jax.user_cache import user_cache
 
@@ -203,15 +203,12 @@ def _explained(root: Path) -> Iterator[None]:
 def _locked(root: Path) -> Iterator[None]:
     """Keep a second process from preparing the same output at the same time."""
     root.mkdir(parents=True, exist_ok=True)
-    folder = os.open(root, os.O_RDONLY)
-    try:
+    with ExitStack() as stack:
         try:
-            lock(folder)
+            stack.enter_context(held(root))
         except BlockingIOError:
             raise UserError(f"{root}: another process is at work there; wait for it") from None
         yield
-    finally:
-        os.close(folder)
 
 
 def _keep_if_same_settings(space: Workspace, settings: dict[str, Any]) -> None:

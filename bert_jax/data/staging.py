@@ -2,15 +2,13 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.data.shards import MANIFEST, SPLITS, checksum, read_manifest
 from bert_jax.errors import UserError
-from bert_jax.files import lock, replace_file
+from bert_jax.files import held, replace_file
 
 # What stands beside the shards; the pairs only where a run has planned them there.
 _FOLDERS = ("tokenizer", "pairs")
@@ -53,7 +51,8 @@ def stage(source: Path, directory: Path) -> Staged:
     content = (source / MANIFEST).read_bytes()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with _locked(directory), ThreadPoolExecutor(_READERS) as readers:
+        # Half-written files have one name whoever writes them.
+        with held(directory, wait=True), ThreadPoolExecutor(_READERS) as readers:
             if not _holds(directory / MANIFEST, content):
                 (directory / MANIFEST).unlink(missing_ok=True)
             sizes = list(readers.map(lambda item: _copy(source, directory, *item), files))
@@ -66,17 +65,6 @@ def stage(source: Path, directory: Path) -> Staged:
         where = error.filename or directory
         raise UserError(f"{where}: {error.strerror}; the shards were not staged") from error
     return Staged(len(files), sum(size > 0 for size in sizes), sum(sizes))
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory, whose half-written files have one name whoever writes them."""
-    folder = os.open(directory, os.O_RDONLY)
-    try:
-        lock(folder, wait=True)
-        yield
-    finally:
-        os.close(folder)
 
 
 def _holds(path: Path, content: bytes) -> bool:

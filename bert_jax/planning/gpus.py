@@ -25,34 +25,34 @@ class _Processor:
     shared_memory_of_a_block: int
 
 
-_AMPERE = _Processor(
-    features="NONE",
-    cores=108,
-    units=64,
-    clock_ghz=1.41,
-    cache=40 << 20,
-    shared_memory=164 << 10,
-    shared_memory_of_a_block=163 << 10,
-)
-_HOPPER = _Processor(
-    features="ACCELERATED_FEATURES",
-    cores=132,
-    units=128,
-    clock_ghz=1.98,
-    cache=50 << 20,
-    shared_memory=228 << 10,
-    shared_memory_of_a_block=227 << 10,
-)
+# By generation: of Ampere that of the A100, of Hopper that of the H100 and the H200.
 _PROCESSORS = {
-    "NVIDIA A100-SXM4-80GB": _AMPERE,
-    "NVIDIA H100 80GB HBM3": _HOPPER,
-    "NVIDIA H200": _HOPPER,
+    8: _Processor(
+        features="NONE",
+        cores=108,
+        units=64,
+        clock_ghz=1.41,
+        cache=40 << 20,
+        shared_memory=164 << 10,
+        shared_memory_of_a_block=163 << 10,
+    ),
+    9: _Processor(
+        features="ACCELERATED_FEATURES",
+        cores=132,
+        units=128,
+        clock_ghz=1.98,
+        cache=50 << 20,
+        shared_memory=228 << 10,
+        shared_memory_of_a_block=227 << 10,
+    ),
 }
 
 
 def can_describe(chip: Chip) -> bool:
     """Whether programs for the chip can be compiled here: it is a GPU, and JAX has its compiler."""
-    if chip.device_kind not in _PROCESSORS or not importlib.util.find_spec("jax_plugins"):
+    from bert_jax.models.triton import GENERATIONS
+
+    if chip.device_kind not in GENERATIONS or not importlib.util.find_spec("jax_plugins"):
         return False
     return importlib.util.find_spec("jax_plugins.xla_cuda13") is not None
 
@@ -81,13 +81,14 @@ def _target_config(chip: Chip) -> str:
     """The chip as the text of a GpuTargetConfigProto of XLA."""
     from bert_jax.models.triton import GENERATIONS
 
-    of = _PROCESSORS[chip.device_kind]
+    generation = GENERATIONS[chip.device_kind]
+    of = _PROCESSORS[generation]
     return f"""
 gpu_device_info {{
   name: "{chip.device_kind}"
   device_vendor: "NVIDIA Corporation"
   cuda_compute_capability {{
-    major: {GENERATIONS[chip.device_kind]}
+    major: {generation}
     feature_extension: {of.features}
   }}
   core_count: {of.cores}

@@ -44,6 +44,11 @@ _STOP, _STOP_AT, _END = f"{_NOTICE}/stop", f"{_NOTICE}/stop_at", f"{_NOTICE}/end
 _NEVER = 1 << 62
 
 
+def joins_others(detect: bool) -> bool:
+    """Whether this process is to meet others: it is to find them, or is told how many there are."""
+    return detect or "JAX_NUM_PROCESSES" in os.environ
+
+
 def join_cluster(limits: LimitsConfig, stop: StopRequest, detect: bool) -> "Cluster":
     """Meet the other processes of the run; to be called before JAX sees a device.
 
@@ -54,7 +59,7 @@ def join_cluster(limits: LimitsConfig, stop: StopRequest, detect: bool) -> "Clus
     Raises:
       UserError: it cannot be found out.
     """
-    if not detect and "JAX_NUM_PROCESSES" not in os.environ:
+    if not joins_others(detect):
         return Cluster(limits, stop, 0, 1)
     _check_address()
     # Its handler of SIGTERM would replace ours, and it knows nothing of Ctrl-C.
