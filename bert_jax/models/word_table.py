@@ -37,7 +37,8 @@ def word_table(config: BertConfig, table: jax.Array) -> WordTable:
     """The parameter, float32 [V, D], made ready for its uses."""
     cast = lax.stop_gradient(table).astype(config.dtype)
     if device_platform() == "gpu":
-        # Else XLA gathers what FSDP stores in float32, and casts it after.
+        # Else XLA gathers what FSDP stores in float32, and casts it after. Not in `gathered`: for
+        # kernels XLA casts all layers first by itself, and would gather and move more.
         cast = lax.optimization_barrier(cast)
     return WordTable(gathered(cast, AXES), _parts(config.gradient_dtype, table))
 
