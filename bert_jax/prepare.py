@@ -40,6 +40,7 @@ from bert_jax.data.workers import core_count, worker_pool
 from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError, run_main
 from bert_jax.files import held
 from bert_jax.flags import Parser
+from bert_jax.terminal import outlive_terminal
 from bert_jax.user_cache import user_cache
 
 # The manifest's settings tell by it what the words in `new_tokens` were: the file may change.
@@ -320,6 +321,7 @@ Interrupted, for whatever reason? The same command goes on from where it was.
 
 def main() -> None:
     """Parse the command line, prepare, and say what to type next."""
+    outlive_terminal()
     options = vars(_parser().parse_args())
     output, workers = options.pop("output"), options.pop("workers")
     vocab_size = options.pop("vocab_size")

@@ -75,7 +75,7 @@ def train(
 ) -> bool:
     """Pretrain by `config` in `directory`, or go on with the run that is there.
 
-    From the first line on, SIGINT and SIGTERM no longer end the process.
+    From the first line on, SIGINT, SIGTERM and SIGHUP no longer end the process.
 
     Args:
       config: validated; the run directory gets it with the vocabulary and shards it found.

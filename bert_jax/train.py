@@ -9,6 +9,7 @@ import sys
 from bert_jax.allocator import restart_with_allocator
 from bert_jax.errors import run_main
 from bert_jax.flags import Parser, parse
+from bert_jax.terminal import outlive_terminal
 from bert_jax.training.clock import Clock, process_age
 from bert_jax.training.stopping import RESUME_EXIT_CODE, exit_at_signals, ignore_signals
 
@@ -26,6 +27,7 @@ _EXAMPLES = """examples:
 
 def main() -> None:
     """Parse the command line and pretrain."""
+    outlive_terminal()
     exit_at_signals()
     parser = Parser(prog="python -m bert_jax.train", description=__doc__, epilog=_EXAMPLES)
     arguments, config = parse(parser)

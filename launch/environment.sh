@@ -5,7 +5,7 @@
 ROOT=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
 
-say() { echo "bert_jax: $*" >&2; }
+say() { echo "bert_jax: $*" >&2 || true; }
 fail() {
   say "$*"
   exit 2

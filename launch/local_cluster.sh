@@ -21,8 +21,8 @@ CPU, each with one device, or with those of XLA_FLAGS=--xla_force_host_platform_
 
 Where one ends with exit code 75 ("start again") or is killed, the others are ended and all start
 again; the run goes on from its newest checkpoint. Three starts without a new checkpoint end it.
-SIGTERM and Ctrl-C are passed on: the run saves, and ends with 75. Any other exit code ends the
-others and is that of this command.
+SIGTERM, Ctrl-C and the end of the terminal (SIGHUP) are passed on: the run saves, and ends with 75.
+Any other exit code ends the others and is that of this command.
 
 Environment: PYTHON, the interpreter to make .venv with (default: the newest of 3.11 to 3.13).
 HELP
@@ -44,7 +44,7 @@ set_virtual_devices
 
 # A terminal's Ctrl-C does not end it: it is for the processes, which are not there yet.
 free_port() {
-  trap '' INT TERM
+  trap '' INT TERM HUP
   "$VENV/bin/python" -c 'import socket
 s = socket.socket()
 s.bind(("localhost", 0))
@@ -53,7 +53,7 @@ print(s.getsockname()[1])'
 
 # Output goes through a filter that outlives Ctrl-C, which a terminal sends to all.
 prefixed() {
-  trap '' INT TERM
+  trap '' INT TERM HUP
   exec sed -u "s/^/[$1] /"
 }
 
@@ -73,7 +73,8 @@ start() {
 send() { kill "-$1" ${running[@]+"${running[@]}"} 2>/dev/null || true; }
 
 stopping=
-trap 'stopping=yes' INT TERM
+trap 'stopping=yes' INT TERM HUP
+trap '' PIPE # what nobody reads any more ends nothing
 trap 'send KILL' EXIT
 
 # Waits for all to end, and has them end where this script is to; sets `code` to that of the worst: a

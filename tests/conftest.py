@@ -51,7 +51,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 # A shell starts what it is to run in the background with SIGINT ignored; all that tests start would
 # ignore it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-SIGNALS = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+KEPT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = {number: signal.getsignal(number) for number in KEPT}
 
 
 @pytest.fixture(autouse=True)

@@ -67,7 +67,7 @@ def test_where_it_is_not_wanted_or_not_needed_nothing_happens(environment):
     assert errors == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_comes_before_the_handlers_are_back_is_not_lost(number):
     inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     process = subprocess.Popen(

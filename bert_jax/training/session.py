@@ -86,7 +86,7 @@ def in_session(
 ) -> Iterator[Session]:
     """Hold the run directory with the other processes of the run; failures are told to them.
 
-    From here on, SIGINT and SIGTERM no longer end the process, but ask it to stop.
+    From here on, SIGINT, SIGTERM and SIGHUP no longer end the process, but ask it to stop.
 
     Args:
       limits: how long to wait for others.

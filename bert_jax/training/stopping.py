@@ -2,20 +2,20 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 # EX_TEMPFAIL of sysexits.h: try again later, unlike a failure (1) or bad usage (2).
 RESUME_EXIT_CODE = 75
 STOPPED = "stopped; the same command goes on from here"
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def exit_at_signals() -> None:
     """While the program starts, end it at once where one comes: there is nothing to lose yet."""
     for number in SIGNALS:
-        signal.signal(number, _exit)
+        _handle(number, _exit)
 
 
 def ignore_signals() -> None:
@@ -24,8 +24,15 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def _handle(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
+    """Handle a signal; SIGHUP that `nohup` has ignored stays so: a run may outlive its terminal."""
+    if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
 def _exit(number: int, frame: FrameType | None) -> None:
-    os.write(2, f"\n{STOPPED}\n".encode())
+    with suppress(OSError):  # a terminal that was closed
+        os.write(2, f"\n{STOPPED}\n".encode())
     os._exit(RESUME_EXIT_CODE)
 
 
@@ -34,7 +41,10 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Whether SIGINT (Ctrl-C) or SIGTERM (a machine that is taken away) has come to this process.
+    """Whether a signal to stop has come to this process.
+
+    SIGINT is Ctrl-C; SIGTERM comes from a machine that is taken away, SIGHUP from a terminal that
+    is closed.
 
     Attributes:
       pending: it has; signals after the first change nothing.
@@ -45,8 +55,9 @@ class StopRequest:
         self.pending = False
         self._interrupts = False
         signal.signal(signal.SIGINT, self._receive)
-        # What holds back Ctrl-C for a moment (the pool of `bert_jax.data.workers`) holds back both.
-        signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+        # What holds back Ctrl-C for a moment (the pool of `bert_jax.data.workers`) holds back all.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            _handle(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:

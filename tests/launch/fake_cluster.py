@@ -26,7 +26,7 @@ def main() -> None:
         if os.environ["SIGNAL"] == "SIGINT":
             os.killpg(0, signal.SIGINT)  # as a terminal sends it
         else:
-            os.kill(os.getpgrp(), signal.SIGTERM)  # the launcher
+            os.kill(os.getpgrp(), signal.Signals[os.environ["SIGNAL"]])  # the launcher
     print(1234)
 
 

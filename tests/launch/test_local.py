@@ -11,7 +11,7 @@ from fake_cloud import FAKES, LIMIT
 
 
 @pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_before_the_processes_are_there_ends_them(tmp_path: Path, at: int, signal: str):
     """At the first start and at another. They have no handler as yet, and die of it."""
     python = f"#!{sys.executable} -IS\n{(FAKES / 'fake_cluster.py').read_text()}"
