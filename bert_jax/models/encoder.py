@@ -9,10 +9,11 @@ from flax.linen.spmd import with_logical_constraint
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from bert_jax.config import BertConfig
+from bert_jax.models.activations import activation
 from bert_jax.models.attention import Attention, ResidualOutput
 from bert_jax.models.devices import device_platform
 from bert_jax.models.embeddings import Embeddings
-from bert_jax.models.layers import PROJECTION, Projection, activation, at_positions
+from bert_jax.models.layers import PROJECTION, Projection, at_positions
 from bert_jax.models.packed import apart, positions_and_segments, together
 
 

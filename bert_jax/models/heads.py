@@ -6,8 +6,9 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
+from bert_jax.models.activations import activation
 from bert_jax.models.encoder import BertModel, nothing_but_cls
-from bert_jax.models.layers import LayerNorm, Projection, activation, constant
+from bert_jax.models.layers import LayerNorm, Projection, constant
 from bert_jax.models.word_table import WordTable, word_logits
 
 # Logit of the rows that pad the embedding table: their probability is 0 in float32.

@@ -1,4 +1,4 @@
-"""What every part of the model is made of: projections, LayerNorm, activations, initialisers."""
+"""What every part of the model is made of: projections, LayerNorm, initialisers."""
 
 import functools
 import re
@@ -113,56 +113,6 @@ class LayerNorm(nn.Module):
         c = self.config
         scale, bias = self.weights(inputs.shape[-1])
         return normalized(c.layer_norm_eps, c.dtype, inputs, scale, bias)
-
-
-def activation(config: BertConfig, inputs: jax.Array) -> jax.Array:
-    """The feed-forward activation, computed in float32, returned in the dtype of `inputs`."""
-    dtype = config.dtype if _is_of_product(config, inputs) else "float32"
-    return _activation(config.hidden_act, dtype, inputs)
-
-
-def _is_of_product(config: BertConfig, inputs: jax.Array) -> bool:
-    """Whether a GPU's library applies it, in float32, before it writes the product it is of.
-
-    XLA arranges that for what is written in one dtype. It does not where it pads the product to a
-    multiple of 8 rows, nor for what is computed again for the backward pass, after no product.
-    """
-    rows = inputs.size // inputs.shape[-1] // part_count()
-    stays = config.remat == "none" and rows % 8 == 0
-    return device_platform() == "gpu" and stays and config.hidden_act != "gelu"
-
-
-_ACTIVATIONS = {
-    "gelu_new": functools.partial(nn.gelu, approximate=True),
-    "gelu": functools.partial(nn.gelu, approximate=False),
-    "relu": nn.relu,
-}
-
-
-def _activated(name: str, dtype: str, inputs: jax.Array) -> jax.Array:
-    return _ACTIVATIONS[name](inputs.astype(dtype)).astype(inputs.dtype)
-
-
-def _activated_forward(name: str, dtype: str, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _activated(name, dtype, inputs), inputs
-
-
-def _activated_backward(
-    name: str, _: str, inputs: jax.Array, gradient: jax.Array
-) -> tuple[jax.Array]:
-    if device_platform() == "gpu":
-        # Else XLA finds the forward pass's tanh again, and keeps it for here in float32.
-        inputs = lax.optimization_barrier(inputs)
-    _, pull = jax.vjp(_ACTIVATIONS[name], inputs.astype(jnp.float32))
-    (inputs_gradient,) = pull(gradient.astype(jnp.float32))
-    return (inputs_gradient.astype(inputs.dtype),)
-
-
-# Its backward pass begins with the inputs again. Automatic differentiation would keep four float32
-# arrays of the widest shape there is for the tanh form, which cost a TPU more to write and to read
-# than to compute, and half of the memory of a step.
-_activation = jax.custom_vjp(_activated, nondiff_argnums=(0, 1))
-_activation.defvjp(_activated_forward, _activated_backward)
 
 
 def _gathered(weight: jax.Array, axes: tuple[str, ...]) -> jax.Array:

@@ -16,10 +16,10 @@ from gpu_kernel_cases import stacked
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from bert_jax.models import attention as attention_module
+from bert_jax.models.activations import activation
 from bert_jax.models.attention import implementation
 from bert_jax.models.gpu_attention import gpu_attention
 from bert_jax.models.gpu_norm import fuses_layer_norm, residual_layer_norm
-from bert_jax.models.layers import activation
 from bert_jax.models.triton import has_triton_kernels, multiplies_from_memory
 from bert_jax.training.losses import biased_cross_entropy
 

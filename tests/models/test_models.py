@@ -13,9 +13,9 @@ import pytest
 
 from bert_jax.config import BertConfig, model_size
 from bert_jax.models import BertForPreTraining, BertModel, encoder
+from bert_jax.models.activations import activation
 from bert_jax.models.attention import attention, mask_bias
 from bert_jax.models.dropout import dropout
-from bert_jax.models.layers import activation
 from bert_jax.models.products import product
 from bert_jax.models.word_table import word_logits, word_rows, word_table
 
@@ -356,12 +356,15 @@ def test_gradient_of_attention_is_that_of_its_definition(dtype, tolerance, seed)
     assert kept == [dtype]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rtol", "atol"), [("bfloat16", 5e-3, 1e-6), ("float32", 0, 5e-6)]
+)
 @pytest.mark.parametrize("name", ["gelu_new", "gelu", "relu"])
-def test_gradient_of_the_activation_needs_its_inputs_alone(name):
+def test_gradient_of_the_activation_needs_its_inputs_alone(name, dtype, rtol, atol):
     config = dataclasses.replace(CONFIG, hidden_act=name)
-    inputs = jnp.linspace(-4, 4, 1000).astype(jnp.bfloat16)
+    inputs = jnp.linspace(-12, 12, 1000).astype(dtype)
     outputs, pull = jax.vjp(functools.partial(activation, config), inputs)
-    assert [leaf.dtype for leaf in jax.tree.leaves(pull) if leaf.ndim] == [jnp.bfloat16]
+    assert [leaf.dtype for leaf in jax.tree.leaves(pull) if leaf.ndim] == [dtype]
     x = np.asarray(inputs, np.float64)
     of = {
         "gelu_new": lambda x: x / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
@@ -369,9 +372,9 @@ def test_gradient_of_the_activation_needs_its_inputs_alone(name):
         "relu": lambda x: np.maximum(x, 0),
     }[name]
     slope = (of(x + 1e-5) - of(x - 1e-5)) / 2e-5
-    np.testing.assert_allclose(np.asarray(outputs, np.float64), of(x), rtol=5e-3, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(outputs, np.float64), of(x), rtol=rtol, atol=atol)
     (gradient,) = pull(jnp.ones_like(outputs))
-    np.testing.assert_allclose(np.asarray(gradient, np.float64), slope, rtol=5e-3, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(gradient, np.float64), slope, rtol=rtol, atol=atol)
 
 
 # Few predictions for the width, and many.
