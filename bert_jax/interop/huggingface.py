@@ -23,6 +23,7 @@ from bert_jax.interop.weights import (
 )
 from bert_jax.models.config_json import bert_config_from_json, bert_config_to_json
 from bert_jax.training.run_files import read_json, write_json
+from bert_jax.training.stopping import ending_at_signals
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # The head of a task that transformers has no class for; it reads the encoder beside it.
@@ -134,12 +135,15 @@ def download(name: str) -> Path:
             "Hugging Face hub, huggingface_hub must be installed: pip install huggingface_hub"
         ) from error
     try:
-        return Path(snapshot_download(name, allow_patterns=_SAFE_FILES, ignore_patterns=["*/*"]))
+        # It would wait for all that is on its way; what is whole stays in the cache.
+        with ending_at_signals():
+            fetched = snapshot_download(name, allow_patterns=_SAFE_FILES, ignore_patterns=["*/*"])
     except Exception as error:  # the library raises errors of four others
         raise UserError(
             f"{name}: no such file or directory, and it could not be fetched from the Hugging Face "
             f"hub ({first_line(error)}); give a directory, or check the name and the network"
         ) from error
+    return Path(fetched)
 
 
 def _check_labels(fields: Mapping[str, Any], matched: Matched, where: Path) -> None:

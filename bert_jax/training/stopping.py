@@ -2,9 +2,13 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
+
+from bert_jax.errors import INTERRUPTED_EXIT_CODE
 
 # EX_TEMPFAIL of sysexits.h: try again later, unlike a failure (1) or bad usage (2).
 RESUME_EXIT_CODE = 75
@@ -24,6 +28,27 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+@contextmanager
+def ending_at_signals() -> Iterator[None]:
+    """Meanwhile end the process at once where a signal comes that would ask it to stop.
+
+    For what waits for threads of its own before it lets an interrupt through, and for what can be
+    broken off at any moment.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS if main}
+    # What the system does by itself, ignoring one too, it goes on doing.
+    handled = {number: handler for number, handler in before.items() if callable(handler)}
+    try:
+        for number, handler in handled.items():
+            raises = handler is signal.default_int_handler
+            signal.signal(number, _exit_interrupted if raises else _exit)
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+
+
 def _handle(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
     """Handle a signal; SIGHUP that `nohup` has ignored stays so: a run may outlive its terminal."""
     if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
@@ -31,9 +56,17 @@ def _handle(number: signal.Signals, handler: Callable[[int, FrameType | None], N
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
+    _end(STOPPED, RESUME_EXIT_CODE)
+
+
+def _exit_interrupted(number: int, frame: FrameType | None) -> None:
+    _end("stopped", INTERRUPTED_EXIT_CODE)
+
+
+def _end(told: str, code: int) -> NoReturn:
     with suppress(OSError):  # a terminal that was closed
-        os.write(2, f"\n{STOPPED}\n".encode())
-    os._exit(RESUME_EXIT_CODE)
+        os.write(2, f"\n{told}\n".encode())
+    os._exit(code)
 
 
 class Stopped(Exception):
