@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
-from bert_jax.errors import UserError, first_line
+from bert_jax.errors import UserError
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.names import CLASSIFIER, PARTS, POOLER, Row, Stored
 from bert_jax.interop.safetensors_files import read_safetensors, write_safetensors
@@ -139,11 +139,33 @@ def download(name: str) -> Path:
         with ending_at_signals():
             fetched = snapshot_download(name, allow_patterns=_SAFE_FILES, ignore_patterns=["*/*"])
     except Exception as error:  # the library raises errors of four others
+        said = " ".join([line for line in str(error).splitlines() if line][:2])[:300]
         raise UserError(
             f"{name}: no such file or directory, and it could not be fetched from the Hugging Face "
-            f"hub ({first_line(error)}); give a directory, or check the name and the network"
+            f"hub ({said or type(error).__name__}); give a directory, or check the name and the "
+            "network; where it is private or gated, log in: hf auth login"
         ) from error
-    return Path(fetched)
+    directory = Path(fetched)
+    if not any(directory.glob("*.safetensors")):
+        raise UserError(
+            f"{name}: the Hugging Face hub has no safetensors of it, and a pickle, which runs code "
+            f"when it is read, is not fetched; {_trusted(repr(name), _named(directory))}"
+        )
+    return directory
+
+
+def _named(directory: Path) -> str | None:
+    """The architecture that a directory's config names first, if it does."""
+    architectures = (read_json(directory / CONFIG, _MAX_JSON) or {}).get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else None
+
+
+def _trusted(source: str, named: str | None) -> str:
+    """How to make of a pickle what is read here; the class keeps the head that is there."""
+    return (
+        f"where you trust it, make {WEIGHTS} of it with transformers: "
+        f"{named or 'BertForPreTraining'}.from_pretrained({source}).save_pretrained(NEW_DIR)"
+    )
 
 
 def _check_labels(fields: Mapping[str, Any], matched: Matched, where: Path) -> None:
@@ -168,8 +190,7 @@ def _read_tensors(directory: Path, named: str | None) -> dict[str, Tensor]:
     if list(directory.glob("pytorch_model*.bin")):
         raise UserError(
             f"{directory}: its weights are pytorch_model.bin, a pickle, which runs code when it is "
-            f"read; where you trust it, make {WEIGHTS} of it with transformers: "
-            f"{named or 'BertForPreTraining'}.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+            f"read; {_trusted('DIR', named)}"
         )
     raise UserError(f"{directory}: has no {WEIGHTS}")
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -398,6 +399,26 @@ def test_a_name_of_the_hub_without_a_network(tmp_path):
         load_weights("nobody/no-such-model")
     with pytest.raises(UserError, match="no such directory"):
         load_weights(tmp_path / "nothing here")
+
+
+def test_a_model_of_the_hub_that_is_pickled_alone(pretraining, monkeypatch):
+    (pretraining / "model.safetensors").unlink()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(pretraining))
+    with pytest.raises(UserError) as caught:
+        load_weights("someone/small")
+    said = str(caught.value)
+    assert said.startswith("someone/small: ")
+    assert "not fetched" in said
+    assert "BertForPreTraining.from_pretrained('someone/small').save_pretrained(NEW_DIR)" in said
+
+
+def test_a_model_of_the_hub_that_is_not_for_all(monkeypatch):
+    def refuse(*_: Any, **__: Any) -> str:
+        raise OSError("403 Client Error.\n\nCannot access gated repo for url http://hub/x.\nAsk.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(UserError, match=r"Error\. Cannot access gated repo.*log in: hf auth login"):
+        load_weights("someone/small")
 
 
 def test_values_beyond_half_precision_are_told(pretraining, tmp_path):
