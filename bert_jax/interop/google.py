@@ -37,6 +37,7 @@ _FIELDS = (
     "vocab_size",
 )
 _LAYER_NORM_EPS = 1e-12  # modeling.py, `layer_norm`: the default of tf.contrib.layers
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of TF2
 # The original's own optimizer (optimization.py), and the counter of its steps.
 _SLOTS = re.compile(r".*/adam_[mv]|global_step")
 
@@ -187,6 +188,11 @@ def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:
         dtypes = reader.get_variable_to_dtype_map()
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         raise UserError(f"{index}: cannot be read ({first_line(error)}); fetch it again") from error
+    if _OBJECTS in shapes and not any(name.startswith("bert/") for name in shapes):
+        raise UserError(
+            f"{prefix}: a checkpoint of TF2, which names variables by the objects of the program "
+            "that wrote it; fetch the TF1 one of the model, or its Hugging Face directory"
+        )
 
     def reading(name: str) -> Callable[[], np.ndarray]:
         def read() -> np.ndarray:
@@ -202,7 +208,7 @@ def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:
     return {
         name: Tensor(tuple(shape), np.dtype(dtypes[name].as_numpy_dtype), reading(name))
         for name, shape in shapes.items()
-        if dtypes[name] != tf.string  # bookkeeping of TF2 checkpoints
+        if dtypes[name] != tf.string  # bookkeeping of TF2
     }
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.errors import UserError
+from bert_jax.interop.google import CONFIG as GOOGLES_CONFIG
 from bert_jax.interop.google import read_google
-from bert_jax.interop.huggingface import download, read_huggingface
+from bert_jax.interop.huggingface import CONFIG, download, read_huggingface
 from bert_jax.interop.names import PARTS
 from bert_jax.interop.runs import CHECKPOINTS, model_directory, read_run
 from bert_jax.interop.weights import Tensor, Weights
@@ -94,9 +95,11 @@ def _reader(directory: Path) -> Callable[[Path], Weights]:
     """What reads a directory: it is known by its files."""
     if (directory / CHECKPOINTS).is_dir():
         return read_run
-    if any(directory.glob("*.safetensors*")) or not any(directory.glob("*.index")):
+    if any(directory.glob("*.safetensors*")):
         return read_huggingface
-    return read_google
+    # Without the index too, where the config is Google's alone.
+    config = (directory / GOOGLES_CONFIG).exists() and not (directory / CONFIG).exists()
+    return read_google if config or any(directory.glob("*.index")) else read_huggingface
 
 
 def _with_checked_vocabulary(weights: Weights) -> Weights:

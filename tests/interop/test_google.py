@@ -214,6 +214,17 @@ def test_missing_and_damaged_files_are_told_in_a_line(checkpoint):
     refused(r"has no bert_config.json")
     index.unlink()
     refused("no such file|no such directory", prefix)
+    config.write_text(json.dumps(fields))
+    refused("has no checkpoint: bert_model.ckpt.index is not there")
+
+
+def test_a_checkpoint_of_tf2_is_told(checkpoint):
+    for path in checkpoint.glob("bert_model.ckpt*"):
+        path.unlink()
+    table = tf.Variable(tf.zeros([44, 32]))
+    tf.train.Checkpoint(table=table).write(str(checkpoint / "bert_model.ckpt"))
+    with pytest.raises(UserError, match=r"a checkpoint of TF2, .* fetch the TF1 one of the model"):
+        load_weights(checkpoint)
 
 
 def test_a_sentencepiece_vocabulary_is_refused(tmp_path):
