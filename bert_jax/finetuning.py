@@ -26,7 +26,7 @@ from bert_jax.finetune_results import (
     write_results,
 )
 from bert_jax.interop import Weights, load_params, load_weights
-from bert_jax.interop.init_from import adopted_model, check_same_weights
+from bert_jax.interop.init_from import adopted_model, check_same_weights, told_start
 from bert_jax.models.attention import check_attention
 from bert_jax.report import write_report
 from bert_jax.tasks.inference import Inference
@@ -244,8 +244,7 @@ def _with_weights(
     params, at_random = load_params(dataclasses.replace(weights, tensors=kept), state.params)
     if told:
         scopes = dict.fromkeys(name.rpartition("/")[0] for name in at_random)
-        fresh = f"; at random: {', '.join(scopes)}" if scopes else ""
-        print(f"begun with {config.init_from}{fresh}")
+        print(told_start(config.init_from, weights, scopes))
     return dataclasses.replace(state, params=params)
 
 

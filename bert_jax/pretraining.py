@@ -34,7 +34,7 @@ from bert_jax.data.vocabulary_files import read_vocab
 from bert_jax.errors import UserError
 from bert_jax.fill_mask import choose_sentences, predict_masks
 from bert_jax.interop import load_weights
-from bert_jax.interop.init_from import adopt, check_same_weights, start_params
+from bert_jax.interop.init_from import adopt, check_same_weights, start_params, told_start
 from bert_jax.models.attention import check_attention
 from bert_jax.prepare import default_directory, prepare
 from bert_jax.report import write_report
@@ -175,8 +175,7 @@ def _with_weights(
     check_same_weights(weights, cluster)
     params, at_random = start_params(weights, tokenizer, state.params)
     if cluster.index == 0:
-        told = f"; at random: {', '.join(at_random)}" if at_random else ""
-        print(f"begun with {source}{told}")
+        print(told_start(source, weights, at_random))
     return dataclasses.replace(state, params=params)
 
 

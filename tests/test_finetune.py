@@ -241,6 +241,16 @@ def test_pretraining_weights_are_taken_and_scratch_is_not(folder, tmp_path):
         assert np.allclose(ours[name].read(), theirs[name].read(), atol=1e-6) == same
 
 
+def test_a_vocabulary_of_fewer_pieces_than_the_model_has_is_told(folder, tmp_path, capsys):
+    model = shutil.copytree(folder / "model", tmp_path / "model")
+    pieces = (model / "vocab.txt").read_text().split("\n")
+    (model / "vocab.txt").write_text("\n".join(pieces[:-4]) + "\n")
+    config = config_of(folder, epochs=1, init_from=str(model))
+    assert finetune(config, tmp_path / "run")
+    told = "note: 3 rows of the embedding have no piece in the vocabulary"
+    assert told in capsys.readouterr().out
+
+
 def test_frozen_layers_stay_bit_for_bit_and_lower_layers_learn_slower(folder, tmp_path):
     before = load_weights(folder / "model").tensors
 

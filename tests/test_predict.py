@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peer_models import peer, save_peer
+from peer_models import PIECES, peer, save_peer
 
 from bert_jax import predict
 from bert_jax.allocator import SETTINGS
@@ -456,6 +456,15 @@ def test_a_model_of_pairs_is_not_asked_of_single_texts(models, objects, tmp_path
     for more in ([], ["--columns=text,pair"], ["--columns=text", "--pair=the river"]):
         (answer,) = objects(*ask, *more)
         assert (answer["text"], answer["pair"]) == ("a stone", "the river")
+
+
+def test_what_is_odd_of_a_model_is_told(models, monkeypatch, capsys, tmp_path):
+    model = shutil.copytree(models["pretrained"], tmp_path / "model")
+    (model / "vocab.txt").write_text("\n".join(PIECES[:-3]) + "\n")
+    monkeypatch.setattr(sys, "argv", ["predict", "embed", str(model), "a river"])
+    predict.main()
+    said = f"{model}: 3 rows of the embedding have no piece in the vocabulary\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(("command", "cut"), [("classify", True), ("tag", 60 - 38)])

@@ -1,5 +1,6 @@
 """Training that goes on from given weights: their model, their vocabulary, and new words in it."""
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,19 @@ def start_params(weights: Weights, tokenizer: Tokenizer, params: Any) -> tuple[A
       UserError: the vocabulary is not that of the weights, or not followed by new pieces.
     """
     return load_params(_with_new_pieces(weights, tokenizer), params)
+
+
+def told_start(source: str, weights: Weights, at_random: Iterable[str]) -> str:
+    """What a run says of the weights that it begins with: their place, and what is odd of them.
+
+    Args:
+      source: as it was given.
+      weights: read from there.
+      at_random: what they lack.
+    """
+    names = ", ".join(at_random)
+    fresh = f"; at random: {names}" if names else ""
+    return "\n".join([f"begun with {source}{fresh}", *(f"  note: {n}" for n in weights.notes)])
 
 
 def _with_new_pieces(weights: Weights, tokenizer: Tokenizer) -> Weights:

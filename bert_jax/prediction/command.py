@@ -51,6 +51,8 @@ def answer(arguments: argparse.Namespace) -> None:
     weights = load_weights(arguments.model)
     config = dataclasses.replace(weights.config, dtype=arguments.dtype)
     predictor = _predictor(arguments, dataclasses.replace(weights, config=config))
+    for note in weights.notes:
+        print(f"{arguments.model}: {note}", file=sys.stderr)
     if asks:
         _converse(arguments, predictor)
     else:
