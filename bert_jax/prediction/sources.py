@@ -55,10 +55,7 @@ def from_stdin(columns: Sequence[str]) -> Iterator[Texts]:
     """The lines of standard input, as of a file."""
     name = Path("standard input")
     lines = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig", newline="")
-    try:
-        yield from _lines(name, lines, columns)
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name}: not UTF-8 ({error.reason} at byte {error.start})") from error
+    yield from _lines(name, lines, columns)
 
 
 def from_person(columns: Sequence[str]) -> Iterator[Texts]:

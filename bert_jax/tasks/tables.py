@@ -132,7 +132,8 @@ def opened(path: Path) -> Iterator[TextIO]:
         with gzip.open(path, **arguments) if path.suffix == ".gz" else path.open(**arguments) as f:
             yield f
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from error
+        place = f"{error.reason} at byte {error.start}"
+        raise UserError(f"{path}: not UTF-8 ({place}); save the file as UTF-8") from error
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -141,14 +142,26 @@ def numbered_lines(path: Path, lines: TextIO) -> Iterator[tuple[str, str]]:
     """Each line of a file without its end, and the words that name its place.
 
     Raises:
-      UserError: a line of over 16 million characters.
+      UserError: a line of over 16 million characters, or that is not UTF-8.
     """
     number = 0
-    while line := lines.readline(_MAX_LINE + 1):
+    while line := _next_line(path, lines, number):
         number += 1
         if len(line) > _MAX_LINE:
             raise UserError(f"{path}:{number}: a line of over {_MAX_LINE:,} characters")
         yield f"{path}:{number}", line.rstrip("\r\n")
+
+
+def _next_line(path: Path, lines: TextIO, number: int) -> str:
+    """The line after `number` others, with its end."""
+    try:
+        return lines.readline(_MAX_LINE + 1)
+    except UnicodeDecodeError as error:
+        # A block of many lines is decoded at once; its first byte is of the next line.
+        at = number + 1 + error.object.count(b"\n", 0, error.start)
+        raise UserError(
+            f"{path}:{at}: not UTF-8 ({error.reason}); save the file as UTF-8"
+        ) from error
 
 
 def _tsv(

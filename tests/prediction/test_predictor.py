@@ -1,12 +1,14 @@
 """What all predictors do with a model."""
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from peer_models import peer, save_peer
+from peer_models import PIECES, peer, save_peer
 
+from bert_jax import predict
 from bert_jax.interop import load_weights
 from bert_jax.models import BertForPreTraining
 from bert_jax.prediction.predictor import needed_params, unrolled
@@ -30,3 +32,12 @@ def test_kernels_are_cast_once_and_change_no_bit(tmp_path):
     whole = needed_params(weights, BertForPreTraining(config), inputs[3][:1])
     answers = [jax.jit(fast.apply)({"params": params}, *inputs) for params in (cast, whole)]
     jax.tree.map(np.testing.assert_array_equal, *answers)
+
+
+def test_what_is_odd_of_a_model_is_told(monkeypatch, capsys, tmp_path):
+    model = save_peer(peer("BertModel"), tmp_path / "model")
+    (model / "vocab.txt").write_text("\n".join(PIECES[:-3]) + "\n")
+    monkeypatch.setattr(sys, "argv", ["predict", "embed", str(model), "a river"])
+    predict.main()
+    said = f"{model}: 3 rows of the embedding have no piece in the vocabulary\n"
+    assert capsys.readouterr().err.endswith(said)

@@ -192,7 +192,7 @@ def test_a_header_without_the_columns_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["a.conll", "a.jsonl"])
 def test_other_encodings_and_missing_files_are_named(tmp_path, name):
     (tmp_path / name).write_bytes("é O\n".encode("latin-1"))
-    with pytest.raises(UserError, match=f"{name}: not UTF-8"):
+    with pytest.raises(UserError, match=f"{name}:1: not UTF-8"):
         Tagging().read(tmp_path / name)
     with pytest.raises(UserError, match="No such file"):
         Tagging().read(tmp_path / ("missing-" + name))
