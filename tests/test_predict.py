@@ -119,7 +119,7 @@ def test_every_source_gives_the_same(models, objects, tmp_path):
     rows = [json.dumps({"id": 1, "sentence": line}) for line in LINES]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
     (tmp_path / "rows.json").write_text(f"[{','.join(rows)}]")
-    (tmp_path / "rows.csv").write_text("sentence\n" + "".join(f'"{line}"\n' for line in LINES))
+    (tmp_path / "rows.CSV").write_text("sentence\n" + "".join(f'"{line}"\n' for line in LINES))
     ask = ("fill-mask", models["pretrained"])
     expected = objects(*ask, *LINES)
     found = [
@@ -128,7 +128,7 @@ def test_every_source_gives_the_same(models, objects, tmp_path):
         objects(*ask, f"--input={tmp_path}/lines.txt.gz"),
         objects(*ask, f"--input={tmp_path}/rows.jsonl", "--columns=sentence"),
         objects(*ask, f"--input={tmp_path}/rows.json", "--columns=sentence"),
-        objects(*ask, f"--input={tmp_path}/rows.csv", "--columns=sentence"),
+        objects(*ask, f"--input={tmp_path}/rows.CSV", "--columns=sentence"),
     ]
     for answers in found:
         assert [a["text"] for a in answers] == LINES

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.tables import numbered_lines, opened, read_rows, text_field
+from bert_jax.tasks.tables import kind, numbered_lines, opened, read_rows, text_field
 
 Texts = tuple[str, tuple[str, ...]]
 # Files of named columns; of all others each line is a text, or texts with tabs between them.
@@ -72,11 +72,6 @@ def from_person(columns: Sequence[str]) -> Iterator[Texts]:
             return
         if all(text.strip() for text in texts):
             yield "the text", texts
-
-
-def kind(path: Path) -> str:
-    """The ending that says what a file is, .gz aside."""
-    return Path(path.name.removesuffix(".gz")).suffix
 
 
 def _lines(name: Path, lines: TextIO, columns: Sequence[str]) -> Iterator[Texts]:

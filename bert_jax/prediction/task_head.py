@@ -16,10 +16,10 @@ from bert_jax.prediction.predictor import (
     share,
     unrolled,
 )
-from bert_jax.prediction.sources import kind
 from bert_jax.tasks.inference import Inference
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.question_answering import QuestionAnswering
+from bert_jax.tasks.tables import kind
 from bert_jax.tasks.tagging import Tagging
 from bert_jax.tasks.task import Feature, Task
 from bert_jax.tasks.texts import TextTask

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.tables import Row, field, numbered_lines, opened, read_rows
+from bert_jax.tasks.tables import Row, field, kind, numbered_lines, opened, read_rows
 
 # The line between the documents of CoNLL-2003.
 _DOCUMENT = "-DOCSTART-"
@@ -55,7 +55,7 @@ def read_sentences(path: Path, columns: Columns, labelled: bool) -> Iterator[Sen
       UserError: no such file, not UTF-8, a token without a tag or a line without a column; file and
         line are named.
     """
-    if path.name.removesuffix(".gz").endswith((".jsonl", ".json")):
+    if kind(path) in (".jsonl", ".json"):
         for where, row in read_rows(path):
             yield _of_row(where, row, columns, labelled)
         return

@@ -84,12 +84,16 @@ def read_rows(
     if str(path).startswith(_TFDS):
         yield from tfds_rows(str(path).removeprefix(_TFDS))
         return
-    kind = Path(path.name.removesuffix(".gz")).suffix
     readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl, ".json": _json}
-    if kind not in readers:
+    if kind(path) not in readers:
         raise UserError(f"{path}: must end in {', '.join(readers)}, or one of these and .gz")
     with opened(path) as lines:
-        yield from readers[kind](path, lines, header, refuse)
+        yield from readers[kind(path)](path, lines, header, refuse)
+
+
+def kind(path: Path) -> str:
+    """The ending that says what a file is, .gz aside, in lower case: some programs write `.CSV`."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def field(row: Row, name: str, where: str) -> Any:
@@ -128,8 +132,9 @@ def opened(path: Path) -> Iterator[TextIO]:
       UserError: no such file, or while it is read: text that is not UTF-8, a broken .gz.
     """
     arguments: dict[str, Any] = {"mode": "rt", "encoding": "utf-8-sig", "newline": ""}
+    compressed = path.suffix.lower() == ".gz"
     try:
-        with gzip.open(path, **arguments) if path.suffix == ".gz" else path.open(**arguments) as f:
+        with gzip.open(path, **arguments) if compressed else path.open(**arguments) as f:
             yield f
     except UnicodeDecodeError as error:
         place = f"{error.reason} at byte {error.start}"

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
+from bert_jax.tasks.columns import Columns, read_sentences
 from bert_jax.tasks.tables import field, read_examples, read_rows, text_field
 
 
@@ -146,6 +147,15 @@ def test_a_list_of_objects_is_read_with_the_places(tmp_path):
     (tmp_path / "a.json").write_text('[{"text": "a"},\n {"text": "b"}]')
     assert [row for _, row in read_rows(tmp_path / "a.json")] == [{"text": "a"}, {"text": "b"}]
     assert next(read_rows(tmp_path / "a.json"))[0] == f"{tmp_path}/a.json[0]"
+
+
+def test_an_ending_may_be_in_capitals(tmp_path):
+    with gzip.open(tmp_path / "A.TSV.GZ", "wt") as file:
+        file.write("text\ta river\n")
+    (tmp_path / "A.JSONL").write_text('{"tokens": ["a"], "tags": ["O"]}')
+    assert rows(tmp_path / "A.TSV.GZ") == []
+    (sentence,) = read_sentences(tmp_path / "A.JSONL", Columns(), labelled=True)
+    assert sentence.tokens == ("a",)
 
 
 def test_no_such_file(tmp_path):
