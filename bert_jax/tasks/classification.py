@@ -51,6 +51,7 @@ class Classification(TextTask):
         counts = Counter(example.label for example in examples)
         labels = self.labels or tuple(sorted(counts, key=by_value))
         check_distinct(labels)
+        _check_spaces(labels, self.train)
         if len(labels) < 2:
             raise UserError(f"{self.train}: all examples have the label {', '.join(labels)}")
         if self.score == "f1" and len(labels) > 2:
@@ -135,6 +136,17 @@ def check_distinct(labels: Sequence[str]) -> None:
     """Refuse labels of which one is there twice: it would have two outputs, one of them idle."""
     if twice := [label for label, times in Counter(labels).items() if times > 1]:
         raise UserError(f"config.task.labels has {twice[0]!r} twice; give each label once")
+
+
+def _check_spaces(labels: Sequence[str], train: str) -> None:
+    """Refuse labels that differ by spaces around them: one class would be trained as two."""
+    first: dict[str, str] = {}
+    for label in labels:
+        other = first.setdefault(label.strip(), label)
+        if other != label:
+            raise UserError(
+                f"{train}: labels {other!r} and {label!r} differ by spaces alone; write them alike"
+            )
 
 
 def by_value(label: str) -> tuple[int, float, str]:

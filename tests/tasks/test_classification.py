@@ -291,6 +291,8 @@ def test_a_label_that_training_has_not_seen_is_told(tokenizer):
 def test_what_cannot_be_learnt_is_told():
     with pytest.raises(UserError, match=r"t\.tsv: all examples have the label a"):
         learnt("a", "a", train="t.tsv")
+    with pytest.raises(UserError, match=r"t\.tsv: labels 'b' and 'b ' differ by spaces alone"):
+        learnt("a", "b", "b ", train="t.tsv")
     with pytest.raises(UserError, match=r"f1.*of two labels.*has 3: choose macro_f1"):
         learnt("a", "b", "c", score="f1")
     assert learnt("a", "b", score="f1").labels == ("a", "b")
