@@ -173,10 +173,11 @@ def _check_labels(fields: Mapping[str, Any], matched: Matched, where: Path) -> N
     bias, names = matched.tensors.get(f"{CLASSIFIER}/bias"), fields.get("id2label")
     if bias is None or names is None or matched.architecture == "BertForMultipleChoice":
         return
-    if not isinstance(names, dict) or len(names) != bias.shape[0]:
+    count = bias.shape[0]
+    if not isinstance(names, dict) or names.keys() != {str(index) for index in range(count)}:
         raise UserError(
-            f"{where}: id2label must name the {bias.shape[0]} labels of the classifier, and is "
-            f"{str(names)[:80]}"
+            f"{where}: id2label must name the {count} labels of the classifier by 0 to "
+            f"{count - 1}, and is {str(names)[:80]}"
         )
 
 

@@ -6,6 +6,7 @@ Every class of this folder's files that derives from `Task` and has a `kind` is 
 import dataclasses
 import importlib
 import pkgutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -105,5 +106,14 @@ def load_task(directory: Path, weights: Weights) -> Task:
     longest = min(weights.config.max_position_embeddings, 512)
     given: dict[str, Any] = {"max_length": longest}
     if hasattr(task, "labels"):
-        given["labels"] = labels
+        given["labels"] = _distinct(labels, weights.source)
     return dataclasses.replace(task, **given)
+
+
+def _distinct(labels: tuple[str, ...], source: str) -> tuple[str, ...]:
+    if twice := [label for label, times in Counter(labels).items() if times > 1]:
+        raise UserError(
+            f"{source}: id2label gives two labels the name {twice[0]!r}, and answers go by names; "
+            "tell them apart in its config.json"
+        )
+    return labels

@@ -391,6 +391,10 @@ def test_labels_that_disagree_with_the_classifier(tmp_path):
     tensors = load_file(source / "model.safetensors")
     with pytest.raises(UserError, match="id2label must name the 3 labels"):
         load_weights(rewrite(source, tensors, id2label={"0": "a", "1": "b"}))
+    for last in ("3", "c"):
+        names = {"0": "a", "1": "b", last: "c"}
+        with pytest.raises(UserError, match="the 3 labels of the classifier by 0 to 2, and is"):
+            load_weights(rewrite(source, tensors, id2label=names))
 
 
 def test_a_name_of_the_hub_without_a_network(tmp_path):

@@ -170,3 +170,10 @@ def test_cut_texts_are_marked(tmp_path):
     _, predictor = made(tmp_path, "BertForSequenceClassification", id2label=TAGS)
     predictions = asked(predictor, [("bird " * 38,), ("bird " * 39,)])
     assert [p.get("cut", False) for p in predictions] == [False, True]
+
+
+def test_labels_of_one_name_are_refused(tmp_path):
+    names = {0: "bad", 1: "good", 2: "bad"}
+    path = save_peer(peer("BertForSequenceClassification", id2label=names), tmp_path / "model")
+    with pytest.raises(UserError, match="id2label gives two labels the name 'bad'"):
+        load_task(path, load_weights(path))
