@@ -39,6 +39,11 @@ def load_weights(source: str | Path) -> Weights:
         weights = read_google(path)
     elif not path.exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)):
         weights = read_huggingface(download(str(source)))
+    elif path.is_file():
+        raise UserError(
+            f"{source}: is a file; give its directory, or the prefix of a TF1 checkpoint, as "
+            "bert_model.ckpt"
+        )
     else:
         raise UserError(f"{source}: no such directory, checkpoint or name of a model")
     return _with_checked_vocabulary(weights)

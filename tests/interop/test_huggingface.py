@@ -403,6 +403,9 @@ def test_a_name_of_the_hub_without_a_network(tmp_path):
         load_weights("nobody/no-such-model")
     with pytest.raises(UserError, match="no such directory"):
         load_weights(tmp_path / "nothing here")
+    (tmp_path / "bert_model.ckpt.meta").touch()
+    with pytest.raises(UserError, match=r"ckpt\.meta: is a file; give its directory, or"):
+        load_weights(tmp_path / "bert_model.ckpt.meta")
 
 
 def test_a_model_of_the_hub_that_is_pickled_alone(pretraining, monkeypatch):
