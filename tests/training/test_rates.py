@@ -38,6 +38,13 @@ def test_rates_from_the_embeddings_to_the_head(settings, expected):
     assert [layer_rate(name, layers=3, **settings) for name in NAMES] == expected
 
 
+@pytest.mark.parametrize("part", ["position_embeddings", "token_type_embeddings", "LayerNorm/bias"])
+def test_all_parts_of_the_embeddings_have_one_rate(part):
+    name = f"bert/embeddings/{part}"
+    assert layer_rate(name, layers=3, decay=0.5) == 0.125
+    assert layer_rate(name, layers=3, frozen_embeddings=True) == 0
+
+
 def test_of_twelve_layers_the_tenth_is_no_first():
     rates = [layer_rate(f"bert/encoder/layer_{i}/x", layers=12, decay=0.5) for i in (1, 10, 11)]
     assert rates == [2**-10, 0.5, 1]
@@ -50,10 +57,10 @@ def rate(name: str) -> float:
 def test_updates_are_scaled_and_frozen_parameters_have_no_state():
     params = {"bert": {"a": jnp.ones(4), "b": jnp.ones(4)}, "head": {"c": jnp.ones(4)}}
     gradients = jax.tree.map(lambda leaf: 2 * leaf, params)
-    plain: Any = optax.sgd(0.1, momentum=0.9)
+    plain: Any = optax.adam(0.1)  # to which the scale of gradients is nothing
     scaled: Any = with_rates(plain, rate)
     states = plain.init(params), scaled.init(params)
-    assert sum(leaf.size for leaf in jax.tree.leaves(states[1])) == 8
+    assert sum(leaf.size for leaf in jax.tree.leaves(states[1])) == 2 * 8 + 1  # moments, a count
     for _ in range(2):
         expected, of_plain = plain.update(gradients, states[0], params)
         updates, of_scaled = scaled.update(gradients, states[1], params)
