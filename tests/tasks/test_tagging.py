@@ -137,6 +137,14 @@ def test_json_lines_are_read(tmp_path):
     (example,) = Tagging().read(path)
     assert (example.where, example.text) == (f"{path}:1", "river stone")
     assert example.tags == ("B-LOC", "I-LOC")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    (packed,) = Tagging().read(tmp_path / "a.jsonl.gz")
+    assert (packed.units, packed.tags) == (example.units, example.tags)
+
+
+def test_a_no_break_space_is_within_a_token(tmp_path):
+    (example,) = Tagging().read(written(tmp_path, "10\u00a0000 O\nriver O\n"))
+    assert example.units == ("10\u00a0000", "river")
 
 
 def test_sentences_without_tags_are_read_to_predict(tmp_path):
@@ -158,6 +166,7 @@ def test_sentences_without_tags_are_read_to_predict(tmp_path):
     ("name", "text", "message"),
     [
         ("a.conll", "river NN O\nstone O\n", "a.conll:2: 2 columns, and 3 are expected"),
+        ("a.conll", "river O\nsmall stone O\n", "a.conll:2: 3 columns, and 2 are expected"),
         ("a.conll", "river O\n\nstone\n", "a.conll:3: 1 columns, and 2 are expected"),
         ("a.conll", "river\nstone\n", "a.conll:1: a column of tokens and one of tags"),
         ("a.conll", "river\t\n", "a.conll:1: a column is empty"),
