@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.errors import UserError
-from bert_jax.tasks.splits import held_out
+from bert_jax.tasks.splits import held_out, set_name
 from bert_jax.tasks.task import Example
 
 
@@ -51,9 +51,12 @@ def test_copies_of_a_text_are_on_one_side(texts):
     assert sides[0].isdisjoint(sides[1])
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0])
-def test_an_empty_side_is_told(fraction):
-    with pytest.raises(
-        UserError, match=r"dev_fraction.* of 3 examples to train on and .* to score"
-    ):
+@pytest.mark.parametrize(("fraction", "trained", "scored"), [(0.0, 3, 0), (1.0, 0, 3)])
+def test_an_empty_side_is_told(fraction, trained, scored):
+    told = f"leaves {trained} of 3 examples to train on and {scored} to score"
+    with pytest.raises(UserError, match=rf"dev_fraction={fraction} {told}"):
         held_out(examples(TEXTS[:3]), fraction)
+
+
+def test_a_set_has_the_name_of_its_file_without_all_of_its_endings():
+    assert set_name("glue/MNLI.v1/train-dev.jsonl.gz") == set_name("train-dev.tsv") == "train-dev"
