@@ -39,6 +39,13 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert len({tuple(order(seed, epoch)) for seed in (3, 4) for epoch in (0, 1)}) == 4
 
 
+def test_few_examples_come_in_another_order_in_each_epoch():
+    """So few that all are sorted together: chance is in the order of their batches alone."""
+    lengths = np.random.default_rng(0).integers(3, 128, 300)
+    orders = [order(seed, epoch, 300) for seed in (3, 4) for epoch in (0, 1)]
+    assert len({tuple(lengths[found]) for found in orders}) == 4
+
+
 def test_short_and_long_batches_are_mixed():
     lengths = np.random.default_rng(0).integers(3, 128, 5000)
     means = [lengths[batch].mean() for batch in epoch_batches(lengths, 32, 0, 0)]
