@@ -108,6 +108,9 @@ def test_copies_are_dropped_and_near_copies_of_heldout_too(tmp_path: Path) -> No
     manifest = prepare(corpus, VOCAB_SIZE, tmp_path / "copied", progress=False)
     assert manifest.counts["duplicate_documents"] == 7
     assert manifest.counts["near_duplicates_of_heldout"] >= len(heldout)
+    kept = sum(split.documents for split in manifest.splits.values())
+    near_copies = manifest.counts["near_duplicates_of_heldout"]
+    assert kept + near_copies + 7 == len(documents) + 7 + len(near)
     held = {s for d in squeezed(decoded(tmp_path / "copied", "heldout")) for s in d}
     for document in squeezed(decoded(tmp_path / "copied", "train")):
         assert np.mean([sentence in held for sentence in document]) < 0.5

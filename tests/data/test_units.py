@@ -75,3 +75,12 @@ def test_a_unit_whose_files_are_not_whole_is_read_again(tmp_path, suffix, size):
     assert_equal(reader.read(TEXT), facts)
     assert reader.parsed == 2
     assert read_documents(reader.text) == DOCUMENTS
+
+
+def test_text_that_the_facts_are_not_of_is_read_again(tmp_path):
+    """A reading of more that was killed had replaced the text, and not yet the facts."""
+    reader = Reader(tmp_path)
+    facts = reader.read(TEXT)
+    reader.text.write_bytes(reader.text.read_bytes() + b"Another document.\n\n")
+    assert_equal(reader.read(TEXT), facts)
+    assert read_documents(reader.text) == DOCUMENTS
