@@ -77,6 +77,8 @@ def test_the_summary_says_what_became_of_every_name(source, tmp_path):
     assert lines[0] == (
         f"{source}: Hugging Face, BertForMaskedLM, 3 layers of width 32, gelu_new, 44 pieces"
     )
+    parameters = sum(t.numel() for t in tensors.values()) - 40 - 2 + (50 - 40) * 32
+    assert f"{parameters:,} parameters" in lines[1]
     assert lines[2:] == [
         "  missing: cls.seq_relationship.weight",
         "  missing: cls.seq_relationship.bias",

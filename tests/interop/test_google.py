@@ -210,6 +210,8 @@ def test_missing_and_damaged_files_are_told_in_a_line(checkpoint):
     refused(r"intermediate/dense/kernel is \[32, 48\] and not \[32, 64\]")
     config.write_text(json.dumps(fields | {"vocab_size": 43}))
     refused(r"word_embeddings is \[44, 32\] and not \[43, 32\]")
+    config.write_text(json.dumps(fields | {"num_hidden_layers": 2}))
+    refused("tensors of other layers: bert/encoder/layer_2/")
     config.unlink()
     refused(r"has no bert_config.json")
     index.unlink()

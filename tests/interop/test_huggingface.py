@@ -70,7 +70,11 @@ def test_a_round_trip_gives_back_every_byte(architecture, dtype, tmp_path):
 
 def test_half_precision_comes_back_through_float32(tmp_path):
     source = save_peer(peer("BertForPreTraining"), tmp_path / "theirs", torch.float16)
-    convert(load_weights(source), tmp_path / "wide", "hf")
+    weights = load_weights(source)
+    assert {(t.dtype, t.read().dtype) for t in weights.tensors.values()} == {
+        (DTYPES["float16"],) * 2
+    }
+    convert(weights, tmp_path / "wide", "hf")
     convert(load_weights(tmp_path / "wide"), tmp_path / "narrow", "hf", "float16")
     assert raw_bytes(tmp_path / "narrow") == raw_bytes(source)
     assert next(iter(raw_bytes(tmp_path / "wide").values()))[0].startswith("torch.float32")
@@ -198,14 +202,22 @@ def test_old_names_buffers_and_tied_copies_are_known(pretraining):
     assert weights.missing == weights.left_over == ()
     for name, array in plain.items():
         assert np.array_equal(weights.tensors[name].read(), array)
+    # The copy alone is as good.
+    del old["cls.predictions.bias"], old["bert.embeddings.word_embeddings.weight"]
+    weights = load_weights(rewrite(pretraining, old))
+    assert len(weights.dropped) == 1
+    for name, array in plain.items():
+        assert np.array_equal(weights.tensors[name].read(), array)
 
 
 def test_names_without_prefix_are_those_with_it(pretraining):
     tensors = load_file(pretraining / "model.safetensors")
     plain = load_weights(pretraining)
     bare = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+    bare |= {f"embeddings.{n}_ids": torch.arange(40)[None] for n in ("position", "token_type")}
     weights = load_weights(rewrite(pretraining, bare))
     assert weights.tensors.keys() == plain.tensors.keys()
+    assert (len(weights.dropped), weights.left_over) == (2, ())
 
 
 def test_what_is_missing_or_left_over_is_listed(pretraining):
@@ -220,10 +232,31 @@ def test_what_is_missing_or_left_over_is_listed(pretraining):
     assert weights.left_over == (within,)
 
 
+def test_heads_that_no_architecture_has_together_are_left_over(pretraining):
+    """Those of the architecture that the config names are kept."""
+    tensors = load_file(pretraining / "model.safetensors")
+    answers = {"qa_outputs.weight": torch.ones(2, 32), "qa_outputs.bias": torch.ones(2)}
+    plain = load_weights(pretraining)
+    weights = load_weights(rewrite(pretraining, tensors | answers))
+    assert weights.architecture == "BertForPreTraining"
+    assert weights.left_over == ("qa_outputs.bias", "qa_outputs.weight")
+    assert weights.tensors.keys() == plain.tensors.keys()
+    fewer = {n: t for n, t in tensors.items() if "pooler" not in n and "relationship" not in n}
+    weights = load_weights(rewrite(pretraining, fewer | answers))
+    assert weights.architecture == "BertForMaskedLM"
+    assert weights.left_over == ("qa_outputs.bias", "qa_outputs.weight")
+
+
 def test_a_model_without_named_architecture_is_told_by_its_heads(pretraining):
     tensors = load_file(pretraining / "model.safetensors")
     directory = rewrite(pretraining, tensors, architectures=None)
     assert load_weights(directory).architecture == "BertForPreTraining"
+    encoder = {name: tensor for name, tensor in tensors.items() if not name.startswith("cls.")}
+    weights = load_weights(rewrite(pretraining, encoder))
+    assert (weights.architecture, weights.missing) == ("BertModel", ())
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": None}))
+    assert load_weights(directory).architecture == "BertModel"
     # The hub's bert-base-uncased calls itself so, and has all heads.
     directory = rewrite(pretraining, tensors, architectures=["BertForMaskedLM"])
     assert load_weights(directory).architecture == "BertForPreTraining"
@@ -300,6 +333,10 @@ def test_sharded_files_are_one_model(pretraining, tmp_path):
         ({"a": "model-9.safetensors"}, "model-9.safetensors: not a whole safetensors file"),
         ({"a": "model-1.safetensors"}, "a is not in model-1.safetensors"),
         ({"a": "pipe.safetensors"}, "not a regular file"),
+        (
+            {"bert.embeddings.LayerNorm.bias": "model-2.safetensors"},
+            "LayerNorm.bias is in model-1.safetensors, and the index doesn't say so",
+        ),
         ({"a": 3}, "weight_map must give the file of each tensor"),
     ],
 )
@@ -328,7 +365,8 @@ def test_bad_directories_are_told_in_a_line(pretraining):
     other = {"architectures": ["BertLMHeadModel"]}
     refused(tensors, "'BertLMHeadModel' is not supported: use one of BertModel", **other)
     refused(tensors, r"word_embeddings.weight is \[44, 32\] and not \[45, 32\]", vocab_size=45)
-    refused(tensors, "tensors are missing: bert.encoder.layer.3", num_hidden_layers=4)
+    ten = r"(bert\.encoder\.layer\.3\.\S+ ?){10}"
+    refused(tensors, rf"tensors are missing: {ten}and 6 more$", num_hidden_layers=4)
     refused(tensors, "num_hidden_layers=1000000000, and the file has", num_hidden_layers=10**9)
     refused(tensors, "tensors of other layers: bert.encoder.layer.2", num_hidden_layers=2)
     refused({n: t for n, t in tensors.items() if n != query}, f"missing: {query}")
@@ -395,6 +433,43 @@ def test_labels_that_disagree_with_the_classifier(tmp_path):
         names = {"0": "a", "1": "b", last: "c"}
         with pytest.raises(UserError, match="the 3 labels of the classifier by 0 to 2, and is"):
             load_weights(rewrite(source, tensors, id2label=names))
+    tensors["classifier.bias"] = torch.tensor(1.0)
+    with pytest.raises(UserError, match=r"classifier.bias is \[\] and not \[2\]"):
+        load_weights(rewrite(source, tensors))
+
+
+def test_choices_have_one_output_whatever_their_labels(tmp_path):
+    source = save_peer(peer("BertForMultipleChoice", num_labels=4), tmp_path / "theirs")
+    assert len(json.loads((source / "config.json").read_text())["id2label"]) == 4
+    assert load_weights(source).labels == 1
+
+
+def test_names_of_labels_are_not_joined_by_others(tmp_path):
+    """Where a config has them one way round alone, LABEL_0 the other way would be of no label."""
+    source = save_peer(peer("BertForSequenceClassification"), tmp_path / "theirs")
+    tensors, names = load_file(source / "model.safetensors"), {"0": "a", "1": "b", "2": "c"}
+    weights = load_weights(rewrite(source, tensors, id2label=names, label2id=None))
+    convert(weights, tmp_path / "ours", "hf")
+    written = json.loads((tmp_path / "ours/config.json").read_text())
+    assert (written["id2label"], written.get("label2id")) == (names, None)
+    convert(replace(weights, head_fields={}), tmp_path / "plain", "hf")
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "plain")
+    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+    assert config.label2id == {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}
+
+
+def test_of_the_hub_neither_pickles_nor_folders_are_fetched(pretraining, monkeypatch):
+    wanted = {"config.json", "vocab.txt", "spiece.model", "model-1.safetensors", "tokenizer.json"}
+    others = {"pytorch_model.bin", "flax_model.msgpack", "onnx/config.json", "old/a.safetensors"}
+    fetched: set[str] = set()
+
+    def snapshot_download(name: str, **patterns: Any) -> str:
+        fetched.update(huggingface_hub.utils.filter_repo_objects(wanted | others, **patterns))
+        return str(pretraining)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    load_weights("someone/small")
+    assert fetched == wanted
 
 
 def test_a_name_of_the_hub_without_a_network(tmp_path):
@@ -436,3 +511,8 @@ def test_values_beyond_half_precision_are_told(pretraining, tmp_path):
         convert(weights, tmp_path / "ours", "hf", "float16")
     assert not (tmp_path / "ours").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
+    # What was none before is not too large.
+    tensors["cls.predictions.bias"][3:5] = torch.tensor([torch.nan, torch.inf])
+    convert(load_weights(rewrite(pretraining, tensors)), tmp_path / "ours", "hf", "float16")
+    written = load_file(tmp_path / "ours" / "model.safetensors")["cls.predictions.bias"]
+    assert torch.equal(written.isfinite(), tensors["cls.predictions.bias"].isfinite())
