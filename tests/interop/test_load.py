@@ -1,6 +1,7 @@
 """Weights into parameters: layouts, padding, meshes, memory, and what the model then computes."""
 
 import dataclasses
+import io
 import json
 import shutil
 import subprocess
@@ -14,11 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import sentencepiece
 import torch
 from flax.traverse_util import flatten_dict
 from peer_models import PIECES, peer, save_peer
 
 from bert_jax.config import MeshConfig
+from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import Weights, load_params, load_weights
 from bert_jax.interop.load import resized
@@ -93,11 +96,21 @@ def test_leaves_that_the_weights_lack_stay_as_they_are(tmp_path):
     assert params["bert"]["pooler"] == like["bert"]["pooler"]
 
 
-@pytest.mark.parametrize("size", [{"hidden_size": 64}, {"max_position_embeddings": 48}])
-def test_a_model_of_another_size_is_refused(size, weights):
-    """Of more positions, too: only the vocabulary is padded."""
+@pytest.mark.parametrize(
+    ("size", "given", "expected"),
+    [
+        ({"hidden_size": 64}, "3, 4, 8, 32", "3, 4, 16, 64"),
+        # Of more positions, too: only the vocabulary is padded.
+        ({"max_position_embeddings": 48}, "40, 32", "48, 32"),
+        # The word table comes first.
+        ({"vocab_size": 20, "vocab_multiple": 1}, "44, 32", "20, 32"),
+        ({"vocab_size": 5000, "hidden_size": 64}, "44, 32", "5120, 64"),
+    ],
+)
+def test_a_model_of_another_size_is_refused(size, given, expected, weights):
     config = dataclasses.replace(weights.config, **size)
-    with pytest.raises(UserError, match=r"is \[.*\] in the weights and \[.*\] in the model"):
+    told = rf"is \[{given}\] in the weights and \[{expected}\] in the model"
+    with pytest.raises(UserError, match=told):
         load_params(weights, abstract(BertForPreTraining(config)))
 
 
@@ -117,6 +130,8 @@ def test_numbers_that_are_none_are_refused(value, scan, weights):
 def test_weights_have_one_fingerprint_wherever_they_lie(weights, tmp_path):
     copy = load_weights(shutil.copytree(weights.source, tmp_path / "copy"))
     assert copy.fingerprint() == weights.fingerprint()
+    reordered = dict(reversed(weights.tensors.items()))
+    assert dataclasses.replace(weights, tensors=reordered).fingerprint() == weights.fingerprint()
     name = next(iter(weights.tensors))
     other = weights.tensors[name].read().copy()
     other.flat[-1] += 1
@@ -129,6 +144,22 @@ def test_weights_have_one_fingerprint_wherever_they_lie(weights, tmp_path):
         {"tokenizer": None},
     ):
         assert dataclasses.replace(weights, **fields).fingerprint() != weights.fingerprint()
+
+
+@pytest.mark.parametrize("name", ["spiece.model", "sentencepiece.bpe.model"])
+def test_a_sentencepiece_vocabulary_is_found(name, weights):
+    model = io.BytesIO()
+    settings: dict[str, Any] = {"vocab_size": 40, "hard_vocab_limit": False, "minloglevel": 2}
+    settings |= {"pad_id": 3, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]}
+    text = iter(["the river walks under small stones"] * 20)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=text, model_writer=model, **settings)
+    source = Path(weights.source)
+    for file in ("vocab.txt", "tokenizer_config.json"):
+        (source / file).unlink()
+    (source / name).write_bytes(model.getvalue())
+    found = load_weights(source).tokenizer
+    assert found
+    assert found.pieces == load_tokenizer(source).pieces
 
 
 def test_positions_are_cut_or_repeated(weights):
