@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import transformers
 from flax.traverse_util import flatten_dict
+from peer_models import peer, save_peer
 from safetensors.numpy import load_file
 from small_run import parameters, small_config
 
@@ -64,6 +65,21 @@ def test_stacked_layers_and_padded_rows_are_told_apart():
     for name in params.keys() - stacks.keys():
         assert len(params[name]) == (24 if name in VOCABULARY else len(found[name]))
         np.testing.assert_array_equal(found[name], params[name][: len(found[name])])
+
+
+@pytest.mark.parametrize("architecture", ["BertForTokenClassification", "BertForMaskedLM"])
+def test_all_that_is_known_of_a_model_comes_back(architecture, tmp_path):
+    """Its class too, which its tensors alone do not tell: those of a tagger are a classifier's."""
+    model = peer(architecture, problem_type="single_label_classification")
+    weights = load_weights(save_peer(model, tmp_path / "theirs"))
+    convert(weights, tmp_path / "ours", "bert_jax")
+    again = load_weights(tmp_path / "ours")
+    assert (again.form, again.facts) == ("bert_jax at step 0", {})
+    assert (again.architecture, again.config) == (architecture, weights.config)
+    assert again.head_fields == weights.head_fields
+    assert again.fingerprint() == weights.fingerprint()
+    written = json.loads((tmp_path / "ours/config.json").read_text())
+    assert written["data"]["next_sentence"] == weights.next_sentence
 
 
 @pytest.mark.slow
