@@ -1,6 +1,7 @@
 """A step compiled ahead of time, for virtual devices of this machine."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import pytest
@@ -11,7 +12,13 @@ from bert_jax.data.batch_shapes import batch_shapes
 from bert_jax.data.pipeline import open_examples
 from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.errors import UserError
-from bert_jax.planning.compile import CompiledPhase, DoesNotFit, _compile_error, compile_phase
+from bert_jax.planning.compile import (
+    CompiledPhase,
+    DoesNotFit,
+    _compile_error,
+    compile_phase,
+    keep_programs,
+)
 from bert_jax.planning.hlo import collectives, flops
 from bert_jax.training.flops import step_flops
 
@@ -116,6 +123,33 @@ def test_a_mesh_or_batch_that_does_not_divide_is_refused():
     small = dataclasses.replace(config.phases[0], batch_size=4)
     with pytest.raises(UserError, match=r"the batch at length 32=4 .* multiple of 8"):
         compile_phase(config, small, jax.devices())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [("attention", "pallas", "runs on a TPU or GPU"), ("xla_options", "nonsense=1", "nonsense")],
+)
+def test_what_the_devices_do_not_have_is_refused_in_a_line(field, value, said):
+    config = get_config()
+    setattr(config.model if field == "attention" else config, field, value)
+    with pytest.raises(UserError, match=f"config.*{field}.*{said}"):
+        compile_phase(config, config.phases[0], jax.devices())
+
+
+def test_programs_are_kept_in_a_directory_that_may_be_new_or_not(tmp_path, monkeypatch):
+    """Those of a moment's compilation too; and wherever the process goes meanwhile."""
+    told: dict[str, object] = {}
+    monkeypatch.setattr(jax.config, "update", told.__setitem__)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        keep_programs(Path("new/programs"))
+        assert told == {
+            "jax_compilation_cache_dir": str(tmp_path / "new/programs"),
+            "jax_persistent_cache_min_compile_time_secs": 0.0,
+        }
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"^--save=file/programs: Not a directory$"):
+        keep_programs(Path("file/programs"))
 
 
 @pytest.mark.parametrize(
