@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 import transformers
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 from peer_models import peer, save_peer
 from safetensors.numpy import load_file
 from small_run import parameters, small_config
@@ -23,6 +24,7 @@ from bert_jax.interop.params import VOCABULARY
 from bert_jax.interop.runs import tensors_of_params
 from bert_jax.models import BertForPreTraining
 from bert_jax.pretraining import train
+from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.objective import pretraining
 
@@ -80,6 +82,26 @@ def test_all_that_is_known_of_a_model_comes_back(architecture, tmp_path):
     assert again.fingerprint() == weights.fingerprint()
     written = json.loads((tmp_path / "ours/config.json").read_text())
     assert written["data"]["next_sentence"] == weights.next_sentence
+    shutil.rmtree(tmp_path / "ours/tokenizer")
+    assert load_weights(tmp_path / "ours").tokenizer is None
+
+
+def test_a_run_whose_layers_are_apart_is_read_with_a_head_of_its_own(tmp_path):
+    """And without the rest of its state."""
+    weights = load_weights(save_peer(peer("BertForMaskedLM"), tmp_path / "theirs"))
+    head = {f"tagger/{name}": np.arange(i, 9.0, dtype="f4") for i, name in enumerate("ab")}
+    arrays = {name: tensor.read() for name, tensor in weights.tensors.items()} | head
+    state = {"params": unflatten_dict(arrays, sep="/"), "opt_state": {"m": np.ones(3, "f4")}}
+    checkpoints = Checkpoints(tmp_path / "ours", keep=1)
+    checkpoints.save(jax.tree.map(jax.device_put, state), 7, {})
+    checkpoints.close()
+    config = {"model": asdict(weights.config) | {"scan_layers": False}}
+    (tmp_path / "ours/config.json").write_text(json.dumps(config))
+    found = load_weights(tmp_path / "ours")
+    assert found.tensors.keys() == arrays.keys()
+    assert found.own.keys() == head.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found.tensors[name].read(), array)
 
 
 @pytest.mark.slow
