@@ -2,12 +2,15 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from small_run import get_config
 
-from bert_jax.config import MeshConfig
+from bert_jax.config import Config, MeshConfig
 from bert_jax.data.batch_shapes import batch_shapes
 from bert_jax.data.pipeline import open_examples
 from bert_jax.data.tokenization import load_tokenizer
@@ -15,12 +18,18 @@ from bert_jax.errors import UserError
 from bert_jax.planning.compile import (
     CompiledPhase,
     DoesNotFit,
+    Memory,
     _compile_error,
+    _memory,
     compile_phase,
     keep_programs,
 )
 from bert_jax.planning.hlo import collectives, flops
 from bert_jax.training.flops import step_flops
+from bert_jax.training.program import Program, pretraining_program
+from bert_jax.training.sharding import make_mesh
+
+GIB = 2**30
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +77,7 @@ def test_memory_and_work_of_a_step_over_eight_devices(compiled):
     assert compiled.memory.optimizer == pytest.approx(2 * 4 * parameters, abs=16)
     assert compiled.memory.batch == 2 * 4 * (3 * 32 + 3 * 5 + 2)
     assert compiled.memory.activations > 0
+    assert compiled.seconds > 0
     ratio = 8 * flops(compiled.text) / step_flops(model, config.phases[0])
     assert 1 <= ratio <= 1.05
     # Gradients are reduced once, in float32, of positions those that occur; scalars besides.
@@ -103,6 +113,29 @@ def test_every_scanned_layer_is_computed_again(remat, layers):
         config.model.scan_layers = scan_layers
         computed[scan_layers] = flops(compile_phase(config, phase, jax.devices()[:1]).text)
     assert computed[True] >= computed[False] > 1.03 * step_flops(config.model, phase)
+
+
+def test_memory_is_what_is_given_and_what_is_made_and_the_scratch():
+    """What is made in the place of what is given counts once."""
+    mesh = make_mesh(MeshConfig(fsdp=8), jax.devices())
+
+    def leaf(*shape: int, axis: str | None = None) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, PartitionSpec(axis))
+        return jax.ShapeDtypeStruct(shape, "float32", sharding=sharding)
+
+    state = SimpleNamespace(params={"a": leaf(8, 5, axis="fsdp")}, opt_state=[leaf(6)])
+    program: Any = SimpleNamespace(abstract=state)
+    analysis = SimpleNamespace(
+        argument_size_in_bytes=60,
+        output_size_in_bytes=50,
+        alias_size_in_bytes=44,
+        temp_size_in_bytes=1000,
+    )
+    program_of_devices = SimpleNamespace(memory_analysis=lambda: analysis)
+    found = _memory(program, {"ids": leaf(16, axis="fsdp")}, program_of_devices)
+    given = Memory(parameters=20, optimizer=24, batch=8, activations=0)
+    assert found == dataclasses.replace(given, activations=60 + 50 - 44 + 1000 - given.total)
+    assert given.total == 20 + 24 + 8
 
 
 def test_what_is_sharded_takes_a_share_of_the_memory(compiled):
@@ -168,6 +201,22 @@ def test_the_compiler_says_what_it_wanted(message, wanted):
     error = _compile_error(RuntimeError(message))
     assert isinstance(error, DoesNotFit)
     assert error.wanted == wanted
+
+
+def test_a_step_for_which_there_is_no_room_is_no_traceback(monkeypatch):
+    def lower(*arguments: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 18.50G of 16.00G hbm.")
+
+    step: Any = SimpleNamespace(lower=lower)
+
+    def program(config: Config, mesh: Mesh) -> Program:
+        return pretraining_program(config, mesh)._replace(train_step=step)
+
+    monkeypatch.setattr("bert_jax.planning.compile.pretraining_program", program)
+    config = get_config()
+    with pytest.raises(DoesNotFit) as told:
+        compile_phase(config, config.phases[0], jax.devices())
+    assert told.value.wanted == 18.5 * GIB
 
 
 def test_another_failure_of_the_compiler_is_told():
