@@ -1,0 +1,62 @@
+"""What a signal does while a program starts, while it runs, within a block, and at the end."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax.training.stopping import STOPPED, StopRequest
+
+NUMBERS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    code = f"import signal\nfrom bert_jax.training import stopping\n{code}\nprint('whole')"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@NUMBERS
+def test_a_program_that_starts_ends_at_once_and_says_how_to_go_on(number):
+    done = run(f"stopping.exit_at_signals(); signal.raise_signal({number:d})")
+    assert (done.returncode, done.stdout, done.stderr) == (75, "", f"\n{STOPPED}\n")
+
+
+@NUMBERS
+def test_a_program_that_ends_is_not_disturbed(number):
+    done = run(f"stopping.ignore_signals(); signal.raise_signal({number:d})")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
+
+
+@NUMBERS
+def test_a_signal_is_told_and_ends_nothing(number):
+    stop = StopRequest()
+    assert not stop.pending
+    for _ in range(2):
+        signal.raise_signal(number)
+        assert stop.pending
+
+
+@NUMBERS
+def test_a_block_is_broken_off_once(number):
+    """A second signal must not break off what is done because of the first."""
+    stop = StopRequest()
+    reached = []
+    with stop.interrupting():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        signal.raise_signal(number)
+        reached.append("the end of the block")
+    signal.raise_signal(number)
+    assert reached
+    with pytest.raises(KeyboardInterrupt), stop.interrupting():
+        pytest.fail("the signal had come before")
+
+
+@NUMBERS
+def test_after_a_block_nothing_is_broken_off(number):
+    stop = StopRequest()
+    with stop.interrupting():
+        pass
+    signal.raise_signal(number)
+    assert stop.pending
