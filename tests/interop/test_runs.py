@@ -21,7 +21,7 @@ from bert_jax.convert import convert
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
 from bert_jax.interop.params import VOCABULARY
-from bert_jax.interop.runs import tensors_of_params
+from bert_jax.interop.runs import model_directory, tensors_of_params
 from bert_jax.models import BertForPreTraining
 from bert_jax.pretraining import train
 from bert_jax.training.checkpoints import Checkpoints
@@ -74,6 +74,8 @@ def test_all_that_is_known_of_a_model_comes_back(architecture, tmp_path):
     """Its class too, which its tensors alone do not tell: those of a tagger are a classifier's."""
     model = peer(architecture, problem_type="single_label_classification")
     weights = load_weights(save_peer(model, tmp_path / "theirs"))
+    with pytest.raises(UserError, match=r"--dtype=float16: parameters are float32 here"):
+        convert(weights, tmp_path / "half", "bert_jax", "float16")
     convert(weights, tmp_path / "ours", "bert_jax")
     again = load_weights(tmp_path / "ours")
     assert (again.form, again.facts) == ("bert_jax at step 0", {})
@@ -102,6 +104,33 @@ def test_a_run_whose_layers_are_apart_is_read_with_a_head_of_its_own(tmp_path):
     assert found.own.keys() == head.keys()
     for name, array in arrays.items():
         np.testing.assert_array_equal(found.tensors[name].read(), array)
+    for path in (tmp_path / "ours/checkpoints/7").rglob("*"):
+        if path.is_file() and path.stat().st_size > 10_000:
+            path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"has no whole checkpoint; .*checkpoints/7: "):
+        load_weights(tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("kind", "folders", "place"),
+    [
+        ("task_kind", ["checkpoints", "model"], "model"),
+        ("task_kind", ["model"], "model"),  # a sweep leaves no more
+        ("task_kind", ["checkpoints"], None),
+        ("phases", ["checkpoints"], "."),
+        ("hidden_size", [], "."),
+        ("hidden_size", ["model"], "."),
+    ],
+)
+def test_the_model_of_a_directory_lies_where_its_run_left_it(kind, folders, place, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({kind: 1}))
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+    if place:
+        assert model_directory(tmp_path) == tmp_path / place
+    else:
+        with pytest.raises(UserError, match="its fine-tuning is not finished"):
+            model_directory(tmp_path)
 
 
 @pytest.mark.slow
@@ -177,7 +206,7 @@ def test_a_damaged_checkpoint_is_passed_over(copy):
 def test_a_config_that_disagrees_with_the_checkpoint(copy):
     config = json.loads((copy / "config.json").read_text())
     for field, value, said in [
-        ("hidden_size", 64, r"bert/.* is \[.*\] in the checkpoint and \[.*\] here"),
+        ("hidden_size", 64, r"bert/.* is \[.*32\] in the checkpoint and \[.*64\] here"),
         ("num_hidden_layers", 3, "num_hidden_layers is 3, and the checkpoint has 2"),
         ("num_hidden_layers", 1, "num_hidden_layers is 1, and the checkpoint has 2"),
     ]:
