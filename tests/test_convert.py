@@ -174,55 +174,6 @@ def test_a_name_of_the_hub_without_its_library(tmp_path):
     assert "pip install huggingface_hub" in result.stderr
 
 
-# What the library does with threads of its own, and a transfer that takes long.
-_SLOW_HUB = """
-import runpy, signal, sys, time
-from concurrent.futures import ThreadPoolExecutor
-import huggingface_hub
-
-def snapshot_download(*arguments, **settings):
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(time.sleep, 40)
-        print("fetching", flush=True)
-        time.sleep(40)
-
-huggingface_hub.snapshot_download = snapshot_download
-signal.signal(signal.SIGINT, signal.default_int_handler)
-_, module, *sys.argv[1:] = sys.argv
-runpy.run_module(module, run_name="__main__", alter_sys=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("module", "arguments", "number", "code"),
-    [
-        ("convert", ("org/name", "out", "--to=hf"), signal.SIGINT, 130),
-        ("predict", ("embed", "org/name", "a text"), signal.SIGINT, 130),
-        (
-            "finetune",
-            ("--config=classify", "--init_from=org/name", "--workdir=run"),
-            signal.SIGTERM,
-            75,
-        ),
-    ],
-)
-def test_a_model_that_is_fetched_is_not_waited_for(module, arguments, number, code, tmp_path):
-    if module == "finetune":
-        (tmp_path / "t.tsv").write_text("text\tlabel\na\tb\n")
-        arguments = (*arguments, "--config.task.train=t.tsv")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "BERT_JAX_ALLOCATOR": "default"}
-    command = [sys.executable, "-c", _SLOW_HUB, f"bert_jax.{module}", *arguments]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, text=True, stdout=-1, stderr=-1
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "fetching\n"
-        process.send_signal(number)
-        _, said = process.communicate(timeout=20)
-    assert process.returncode == code
-    assert said.splitlines()[-1].startswith("stopped")
-
-
 def test_the_help_teaches_with_examples():
     result = run_convert("--help", absent=("tensorflow", *PEERS))
     assert result.returncode == 0

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -456,51 +455,6 @@ def test_names_of_labels_are_not_joined_by_others(tmp_path):
     config = transformers.AutoConfig.from_pretrained(tmp_path / "plain")
     assert config.id2label == {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
     assert config.label2id == {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}
-
-
-def test_of_the_hub_neither_pickles_nor_folders_are_fetched(pretraining, monkeypatch):
-    wanted = {"config.json", "vocab.txt", "spiece.model", "model-1.safetensors", "tokenizer.json"}
-    others = {"pytorch_model.bin", "flax_model.msgpack", "onnx/config.json", "old/a.safetensors"}
-    fetched: set[str] = set()
-
-    def snapshot_download(name: str, **patterns: Any) -> str:
-        fetched.update(huggingface_hub.utils.filter_repo_objects(wanted | others, **patterns))
-        return str(pretraining)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    load_weights("someone/small")
-    assert fetched == wanted
-
-
-def test_a_name_of_the_hub_without_a_network(tmp_path):
-    # conftest.py sets HF_HUB_OFFLINE
-    with pytest.raises(UserError, match="could not be fetched from the Hugging Face hub"):
-        load_weights("nobody/no-such-model")
-    with pytest.raises(UserError, match="no such directory"):
-        load_weights(tmp_path / "nothing here")
-    (tmp_path / "bert_model.ckpt.meta").touch()
-    with pytest.raises(UserError, match=r"ckpt\.meta: is a file; give its directory, or"):
-        load_weights(tmp_path / "bert_model.ckpt.meta")
-
-
-def test_a_model_of_the_hub_that_is_pickled_alone(pretraining, monkeypatch):
-    (pretraining / "model.safetensors").unlink()
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(pretraining))
-    with pytest.raises(UserError) as caught:
-        load_weights("someone/small")
-    said = str(caught.value)
-    assert said.startswith("someone/small: ")
-    assert "not fetched" in said
-    assert "BertForPreTraining.from_pretrained('someone/small').save_pretrained(NEW_DIR)" in said
-
-
-def test_a_model_of_the_hub_that_is_not_for_all(monkeypatch):
-    def refuse(*_: Any, **__: Any) -> str:
-        raise OSError("403 Client Error.\n\nCannot access gated repo for url http://hub/x.\nAsk.")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(UserError, match=r"Error\. Cannot access gated repo.*log in: hf auth login"):
-        load_weights("someone/small")
 
 
 def test_values_beyond_half_precision_are_told(pretraining, tmp_path):
