@@ -92,6 +92,12 @@ def _parts(width: int) -> list[Any]:
     return [pl.ds(first, part) for first in range(0, width, part)]
 
 
+def _weights(weights_ref: Any, index: int) -> list[jax.Array]:
+    """Of bias, scale and shift, one after the other in [3 D], one by its index: [1, part] each."""
+    width = weights_ref.shape[0] // 3
+    return [weights_ref[pl.ds(index * width + p.start, p.size)][None, :] for p in _parts(width)]
+
+
 def _row_sum(parts: list[jax.Array]) -> jax.Array:
     """[R, 1]. Over the parts first: a sum over a program's threads takes longer."""
     return functools.reduce(jnp.add, parts).sum(axis=1, keepdims=True)
@@ -115,13 +121,18 @@ def _dropout(
 
 
 def _units(
-    settings: _Settings, drop: Any, projected_ref: Any, residual_ref: Any, bias_ref: Any, here: Any
+    settings: _Settings,
+    drop: Any,
+    projected_ref: Any,
+    residual_ref: Any,
+    weights_ref: Any,
+    here: Any,
 ) -> tuple[list[jax.Array], jax.Array]:
     """The normalized rows `here`, float32 [R, part] each, and one over their deviations, [R, 1]."""
     width = residual_ref.shape[1]
     sums = []
-    for part in _parts(width):
-        projected = projected_ref[here, part].astype(jnp.float32) + bias_ref[part][None, :]
+    for part, bias in zip(_parts(width), _weights(weights_ref, 0), strict=True):
+        projected = projected_ref[here, part].astype(jnp.float32) + bias
         sums.append(residual_ref[here, part].astype(jnp.float32) + drop(part, projected))
     mean = _row_sum(sums) / width
     deviations = [part - mean for part in sums]
@@ -134,19 +145,17 @@ def _forward_kernel(
     place_ref: Any,
     projected_ref: Any,
     residual_ref: Any,
-    bias_ref: Any,
-    scale_ref: Any,
-    shift_ref: Any,
+    weights_ref: Any,
     output_ref: Any,
 ) -> None:
     """A block of rows."""
     rows, width = output_ref.shape
     drop = _dropout(settings, place_ref, pl.program_id(0) * rows, rows)
     here = pl.ds(0, rows)
-    units, _ = _units(settings, drop, projected_ref, residual_ref, bias_ref, here)
-    for part, unit in zip(_parts(width), units, strict=True):
-        output = unit * scale_ref[part][None, :] + shift_ref[part][None, :]
-        output_ref[here, part] = output.astype(output_ref.dtype)
+    units, _ = _units(settings, drop, projected_ref, residual_ref, weights_ref, here)
+    scales, shifts = _weights(weights_ref, 1), _weights(weights_ref, 2)
+    for part, unit, scale, shift in zip(_parts(width), units, scales, shifts, strict=True):
+        output_ref[here, part] = (unit * scale + shift).astype(output_ref.dtype)
 
 
 def _backward_kernel(
@@ -155,16 +164,16 @@ def _backward_kernel(
     place_ref: Any,
     projected_ref: Any,
     residual_ref: Any,
-    bias_ref: Any,
-    scale_ref: Any,
+    weights_ref: Any,
     gradient_ref: Any,
     projected_gradient_ref: Any,
     residual_gradient_ref: Any,
-    bias_sum_ref: Any,
-    scale_sum_ref: Any,
-    shift_sum_ref: Any,
+    sums_ref: Any,
 ) -> None:
-    """A block of rows, `rows` at a time, and the sums over it that the weights' gradients are."""
+    """A block of rows, `rows` at a time, and the sums over it that the weights' gradients are.
+
+    Those of bias, scale and shift are one row, [3 D].
+    """
     all_rows, width = residual_ref.shape
     begin = pl.program_id(0) * all_rows
     parts = _parts(width)
@@ -172,9 +181,10 @@ def _backward_kernel(
     def add(block: Any, totals: Any) -> Any:
         here = pl.ds(block * rows, rows)
         drop = _dropout(settings, place_ref, begin + block * rows, rows)
-        units, inverse = _units(settings, drop, projected_ref, residual_ref, bias_ref, here)
+        units, inverse = _units(settings, drop, projected_ref, residual_ref, weights_ref, here)
         gradients = [gradient_ref[here, part].astype(jnp.float32) for part in parts]
-        scaled = [g * scale_ref[part][None, :] for g, part in zip(gradients, parts, strict=True)]
+        scales = _weights(weights_ref, 1)
+        scaled = [gradient * scale for gradient, scale in zip(gradients, scales, strict=True)]
         mean = _row_sum(scaled) / width
         along = _row_sum([s * unit for s, unit in zip(scaled, units, strict=True)]) / width
         bias_sums, scale_sums, shift_sums = [], [], []
@@ -190,9 +200,9 @@ def _backward_kernel(
 
     zeros = [jnp.zeros((rows, part.size), jnp.float32) for part in parts]
     totals = lax.fori_loop(0, all_rows // rows, add, (zeros, zeros, zeros))
-    for ref, sums in zip((bias_sum_ref, scale_sum_ref, shift_sum_ref), totals, strict=True):
+    for index, sums in enumerate(totals):
         for part, total in zip(parts, sums, strict=True):
-            ref[part] = total.sum(axis=0)
+            sums_ref[pl.ds(index * width + part.start, part.size)] = total.sum(axis=0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -214,51 +224,53 @@ def _normalize(
 
 
 def _specs(count: int, width: int, most: int) -> tuple[Any, Any, Any]:
-    """Of rows [N, D], up to `most` of a program; of weights [D]; of `place`."""
+    """Of rows [N, D], up to `most` of a program; of weights [3 D]; of `place`."""
     rows = math.gcd(count, most)
     return (
         pl.BlockSpec((rows, width), lambda i: (i, 0)),
-        pl.BlockSpec((width,), lambda i: (0,)),
+        pl.BlockSpec((3 * width,), lambda i: (0,)),
         pl.BlockSpec((4,), lambda i: (0,)),
     )
 
 
 def _forward(settings: _Settings, *operands: jax.Array):
-    projected, residual, bias, scale, shift, place = operands
+    projected, residual, *weights, place = operands
+    # One array, for each is cut out of that of all layers, in a kernel that takes longer to begin
+    # than to run.
+    joined = jnp.concatenate(weights)
     count, width = residual.shape
-    rows, weights, numbers = _specs(count, width, _ROWS)
+    rows, whole, numbers = _specs(count, width, _ROWS)
     output = pl.pallas_call(
         functools.partial(_forward_kernel, settings),
         grid=(count // rows.block_shape[0],),
-        in_specs=[numbers, rows, rows, weights, weights, weights],
+        in_specs=[numbers, rows, rows, whole],
         out_specs=rows,
         out_shape=jax.ShapeDtypeStruct(residual.shape, residual.dtype),
         compiler_params=compiler_params(_WARPS),
         interpret=settings.interpret,
         name="residual_layer_norm",
-    )(place, projected, residual, bias, scale, shift)
-    return output, (projected, residual, bias, scale, place)
+    )(place, projected, residual, joined)
+    return output, (projected, residual, joined, place)
 
 
 def _backward(settings: _Settings, residuals: tuple[jax.Array, ...], gradient: jax.Array):
-    projected, residual, bias, scale, place = residuals
+    projected, residual, weights, place = residuals
     count, width = residual.shape
-    rows, weights, numbers = _specs(count, width, _ROWS_OF_PROGRAM)
+    rows, whole, numbers = _specs(count, width, _ROWS_OF_PROGRAM)
     programs = count // rows.block_shape[0]
     of_rows = jax.ShapeDtypeStruct(residual.shape, residual.dtype)
-    sums = jax.ShapeDtypeStruct((programs, width), jnp.float32)
-    sum_of_program = pl.BlockSpec((None, width), lambda i: (i, 0))
-    projected_gradient, residual_gradient, *totals = pl.pallas_call(
+    sums = jax.ShapeDtypeStruct((programs, 3 * width), jnp.float32)
+    projected_gradient, residual_gradient, totals = pl.pallas_call(
         functools.partial(_backward_kernel, settings, math.gcd(rows.block_shape[0], _ROWS)),
         grid=(programs,),
-        in_specs=[numbers, rows, rows, weights, weights, rows],
-        out_specs=[rows, rows, *[sum_of_program] * 3],
-        out_shape=[of_rows, of_rows, sums, sums, sums],
+        in_specs=[numbers, rows, rows, whole, rows],
+        out_specs=[rows, rows, pl.BlockSpec((None, 3 * width), lambda i: (i, 0))],
+        out_shape=[of_rows, of_rows, sums],
         compiler_params=compiler_params(_WARPS),
         interpret=settings.interpret,
         name="residual_layer_norm_backward",
-    )(place, projected, residual, bias, scale, gradient)
-    return projected_gradient, residual_gradient, *(total.sum(axis=0) for total in totals), None
+    )(place, projected, residual, weights, gradient)
+    return projected_gradient, residual_gradient, *totals.sum(axis=0).reshape(3, -1), None
 
 
 _normalize.defvjp(_forward, _backward)
