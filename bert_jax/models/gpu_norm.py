@@ -235,8 +235,8 @@ def _specs(count: int, width: int, most: int) -> tuple[Any, Any, Any]:
 
 def _forward(settings: _Settings, *operands: jax.Array):
     projected, residual, *weights, place = operands
-    # One array, for each is cut out of that of all layers, in a kernel that takes longer to begin
-    # than to run.
+    # One array: alone, each would be cut out of its stack of all layers, in a kernel that takes
+    # longer to begin than to run.
     joined = jnp.concatenate(weights)
     count, width = residual.shape
     rows, whole, numbers = _specs(count, width, _ROWS)
