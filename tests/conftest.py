@@ -48,9 +48,10 @@ atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
-# A shell starts what it is to run in the background with SIGINT ignored; all that tests start would
-# ignore it too.
+# A shell starts what it is to run in the background with SIGINT ignored, and nohup with SIGHUP: all
+# that tests start would ignore them too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 KEPT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SIGNALS = {number: signal.getsignal(number) for number in KEPT}
 
