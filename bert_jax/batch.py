@@ -1,6 +1,7 @@
 """python -m bert_jax.batch: the batch that a step of a run was made of, rebuilt and printed."""
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ def main() -> None:
     try:
         print(told, flush=True)
     except BrokenPipeError:  # `| head` has seen enough
-        drop_output()
+        drop_output(sys.stdout.fileno())
 
 
 def describe_step(run: Path, step: int, rows: slice) -> str:

@@ -52,16 +52,18 @@ def run_main(main: Callable[[], None]) -> None:
         exit_with(f"{where}: {error.strerror or error}{advice}")
 
 
-def drop_output() -> None:
-    """Send what is still to be printed nowhere: Python would try once more as it ends, and fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def drop_output(descriptor: int) -> None:
+    """Send what is still to be written to it nowhere: Python would try at its end, and fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _flush_or_drop_output() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        drop_output()
+        drop_output(sys.stdout.fileno())
 
 
 def exit_with(error: object, code: int = USAGE_EXIT_CODE) -> NoReturn:
@@ -75,6 +77,7 @@ def print_error(error: object) -> None:
     print("error: " + " ".join(str(error).split()), file=sys.stderr)
 
 
-def first_line(error: Exception) -> str:
-    """What a library's error says first, shortened; its type where it says nothing."""
-    return next(iter(str(error).splitlines()), type(error).__name__)[:300]
+def first_line(error: Exception, lines: int = 1) -> str:
+    """What a library's error says first, of so many lines one; its type where it says nothing."""
+    said = [line for line in str(error).splitlines() if line]
+    return " ".join(said[:lines] or [type(error).__name__])[:300]

@@ -69,7 +69,7 @@ def main() -> None:
         print("\nstopped", file=sys.stderr)
         sys.exit(INTERRUPTED_EXIT_CODE)
     except BrokenPipeError:  # `| head` has seen enough
-        drop_output()
+        drop_output(sys.stdout.fileno())
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise

@@ -2,9 +2,10 @@
 
 import errno
 import io
-import os
 import sys
 from typing import Any
+
+from bert_jax.errors import drop_output
 
 
 class _Unread(io.FileIO):
@@ -16,9 +17,7 @@ class _Unread(io.FileIO):
         except OSError as error:
             if error.errno not in (errno.EIO, errno.EPIPE):
                 raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.fileno())
-        os.close(nowhere)
+        drop_output(self.fileno())
         return super().write(data)
 
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -142,6 +142,20 @@ def parameters(directory: Path, step: int) -> dict[str, Any]:
     return restored["params"]
 
 
+def wait_until(
+    condition: Callable[[], bool],
+    processes: Sequence[subprocess.Popen],
+    output: Callable[[], str],
+    seconds: float = LONG,
+) -> None:
+    """Wait for a condition while processes run, of which `output` tells where it does not come."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, output()
+        assert all(process.poll() is None for process in processes), output()
+        time.sleep(0.02)
+
+
 class Processes:
     """Such a run on several processes; ends those that are left where its block ends."""
 
@@ -187,11 +201,7 @@ class Processes:
 
     def until(self, condition: Callable[[], bool], seconds: float = LONG) -> None:
         """Wait for a condition while the processes run."""
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, self.output(0)
-            assert all(process.poll() is None for process in self.processes), self.output(0)
-            time.sleep(0.02)
+        wait_until(condition, self.processes, lambda: self.output(0), seconds)
 
     def __enter__(self) -> Self:
         return self

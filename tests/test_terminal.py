@@ -5,13 +5,12 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from small_run import LONG, ROOT, command
+from small_run import LONG, ROOT, command, wait_until
 from test_preemption import RESUME, last_step, steps_saved
 
 _PROGRAM = """
@@ -113,8 +112,5 @@ def test_a_run_that_is_to_outlive_its_terminal_goes_on(shards: Path, tmp_path: P
 
 def wait_for_steps(run: Path, count: int, process: subprocess.Popen) -> None:
     """Wait until a run has recorded so many steps."""
-    end = time.monotonic() + LONG
-    while not (run / "metrics.jsonl").exists() or last_step(run) < count:
-        assert time.monotonic() < end
-        assert process.poll() is None
-        time.sleep(0.02)
+    records = run / "metrics.jsonl"
+    wait_until(lambda: records.exists() and last_step(run) >= count, [process], lambda: str(run))

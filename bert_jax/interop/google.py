@@ -208,7 +208,7 @@ def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:
     return {
         name: Tensor(tuple(shape), np.dtype(dtypes[name].as_numpy_dtype), reading(name))
         for name, shape in shapes.items()
-        if dtypes[name] != tf.string  # bookkeeping of TF2
+        if dtypes[name] != tf.string  # bookkeeping of TF2 checkpoints
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, first_line
 from bert_jax.interop.model_card import model_card
 from bert_jax.interop.names import CLASSIFIER, PARTS, POOLER, Row, Stored
 from bert_jax.interop.safetensors_files import read_safetensors, write_safetensors
@@ -52,7 +52,7 @@ def read_huggingface(directory: Path) -> Weights:
     if fields is None:
         raise UserError(f"{directory}: has no {CONFIG}, which says what model its weights are of")
     config = bert_config_from_json(fields, str(where))
-    named = next(iter(fields.get("architectures") or []), None)
+    named = _named(fields)
     stored, dropped = _known_names(_read_tensors(directory, named), directory)
     matched = match_names(stored, config, huggingface_name, named, str(directory))
     _check_labels(fields, matched, where)
@@ -139,24 +139,24 @@ def download(name: str) -> Path:
         with ending_at_signals():
             fetched = snapshot_download(name, allow_patterns=_SAFE_FILES, ignore_patterns=["*/*"])
     except Exception as error:  # the library raises errors of four others
-        said = " ".join([line for line in str(error).splitlines() if line][:2])[:300]
         raise UserError(
             f"{name}: no such file or directory, and it could not be fetched from the Hugging Face "
-            f"hub ({said or type(error).__name__}); give a directory, or check the name and the "
+            f"hub ({first_line(error, lines=2)}); give a directory, or check the name and the "
             "network; where it is private or gated, log in: hf auth login"
         ) from error
     directory = Path(fetched)
     if not any(directory.glob("*.safetensors")):
+        named = _named(read_json(directory / CONFIG, _MAX_JSON) or {})
         raise UserError(
             f"{name}: the Hugging Face hub has no safetensors of it, and a pickle, which runs code "
-            f"when it is read, is not fetched; {_trusted(repr(name), _named(directory))}"
+            f"when it is read, is not fetched; {_trusted(repr(name), named)}"
         )
     return directory
 
 
-def _named(directory: Path) -> str | None:
-    """The architecture that a directory's config names first, if it does."""
-    architectures = (read_json(directory / CONFIG, _MAX_JSON) or {}).get("architectures")
+def _named(fields: Mapping[str, Any]) -> str | None:
+    """The architecture that a config names first, if it does."""
+    architectures = fields.get("architectures")
     return str(architectures[0]) if isinstance(architectures, list) and architectures else None
 
 

@@ -29,14 +29,19 @@ def _is_of_product(config: BertConfig, inputs: jax.Array) -> bool:
     return device_platform() == "gpu" and stays and config.hidden_act != "gelu"
 
 
-def _gelu(x: jax.Array) -> jax.Array:
+def _normal_share(x: jax.Array) -> jax.Array:
+    """The share of a normal distribution below x."""
     # By erf, as in PyTorch: `nn.gelu` takes erfc, which takes a CPU twice as long.
-    return x * (0.5 + 0.5 * lax.erf(x * math.sqrt(0.5)))
+    return 0.5 + 0.5 * lax.erf(x * math.sqrt(0.5))
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    return x * _normal_share(x)
 
 
 def _gelu_slope(x: jax.Array) -> jax.Array:
     density = jnp.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
-    return 0.5 + 0.5 * lax.erf(x * math.sqrt(0.5)) + x * density
+    return _normal_share(x) + x * density
 
 
 def _gelu_new_slope(x: jax.Array) -> jax.Array:

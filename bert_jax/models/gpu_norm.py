@@ -86,16 +86,16 @@ def residual_layer_norm(
     return normalize(seed, projected, residual, bias, scale, shift)
 
 
-def _parts(width: int) -> list[Any]:
-    """Where a row is read: what is loaded at once is a power of two wide."""
-    part = math.gcd(width, 1024)
-    return [pl.ds(first, part) for first in range(0, width, part)]
+def _parts(width: int, index: int = 0) -> list[Any]:
+    """Where the row `index` of several in one array is read: at once a power of two of it."""
+    part, begin = math.gcd(width, 1024), index * width
+    return [pl.ds(first, part) for first in range(begin, begin + width, part)]
 
 
 def _weights(weights_ref: Any, index: int) -> list[jax.Array]:
     """Of bias, scale and shift, one after the other in [3 D], one by its index: [1, part] each."""
     width = weights_ref.shape[0] // 3
-    return [weights_ref[pl.ds(index * width + p.start, p.size)][None, :] for p in _parts(width)]
+    return [weights_ref[part][None, :] for part in _parts(width, index)]
 
 
 def _row_sum(parts: list[jax.Array]) -> jax.Array:
@@ -201,8 +201,8 @@ def _backward_kernel(
     zeros = [jnp.zeros((rows, part.size), jnp.float32) for part in parts]
     totals = lax.fori_loop(0, all_rows // rows, add, (zeros, zeros, zeros))
     for index, sums in enumerate(totals):
-        for part, total in zip(parts, sums, strict=True):
-            sums_ref[pl.ds(index * width + part.start, part.size)] = total.sum(axis=0)
+        for part, total in zip(_parts(width, index), sums, strict=True):
+            sums_ref[part] = total.sum(axis=0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -134,8 +134,13 @@ def _check_weights(weights: Sequence[float], labels: Sequence[str]) -> None:
 
 def check_distinct(labels: Sequence[str]) -> None:
     """Refuse labels of which one is there twice: it would have two outputs, one of them idle."""
-    if twice := [label for label, times in Counter(labels).items() if times > 1]:
+    if twice := repeated(labels):
         raise UserError(f"config.task.labels has {twice[0]!r} twice; give each label once")
+
+
+def repeated(labels: Sequence[str]) -> list[str]:
+    """Those that are there more than once."""
+    return [label for label, times in Counter(labels).items() if times > 1]
 
 
 def _check_spaces(labels: Sequence[str], train: str) -> None:

@@ -6,13 +6,13 @@ Every class of this folder's files that derives from `Task` and has a `kind` is 
 import dataclasses
 import importlib
 import pkgutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import bert_jax.tasks
 from bert_jax.errors import UserError
 from bert_jax.interop.weights import Weights
+from bert_jax.tasks.classification import repeated
 from bert_jax.tasks.task import Task
 from bert_jax.training.run_directory import typed
 from bert_jax.training.run_files import read_json
@@ -111,7 +111,7 @@ def load_task(directory: Path, weights: Weights) -> Task:
 
 
 def _distinct(labels: tuple[str, ...], source: str) -> tuple[str, ...]:
-    if twice := [label for label, times in Counter(labels).items() if times > 1]:
+    if twice := repeated(labels):
         raise UserError(
             f"{source}: id2label gives two labels the name {twice[0]!r}, and answers go by names; "
             "tell them apart in its config.json"

@@ -85,10 +85,11 @@ def read_rows(
         yield from tfds_rows(str(path).removeprefix(_TFDS))
         return
     readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl, ".json": _json}
-    if kind(path) not in readers:
+    ending = kind(path)
+    if ending not in readers:
         raise UserError(f"{path}: must end in {', '.join(readers)}, or one of these and .gz")
     with opened(path) as lines:
-        yield from readers[kind(path)](path, lines, header, refuse)
+        yield from readers[ending](path, lines, header, refuse)
 
 
 def kind(path: Path) -> str:

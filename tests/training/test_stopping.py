@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from bert_jax.training.stopping import STOPPED, StopRequest
+from bert_jax.training.stopping import SIGNALS, STOPPED, StopRequest
 
-NUMBERS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+NUMBERS = pytest.mark.parametrize("number", SIGNALS)
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
