@@ -47,6 +47,11 @@ class Trial(NamedTuple):
         values = [f"{field.split('.')[-1]}={value}" for field, value in self.values.items()]
         return ", ".join(values) or "as given"
 
+    @property
+    def done(self) -> bool:
+        """Whether it has its scores."""
+        return (self.directory / SCORES).exists()
+
 
 class Setting(NamedTuple):
     """The scores of the runs that differ in their seed alone."""
@@ -114,6 +119,7 @@ def sweep(
 
     trials = _trials(grid, range(config.seed, config.seed + seeds), directory)
     configs = [_configured(config, trial) for trial in trials]
+    _check_weights(trials, configs)
     begun = _open(directory, config, grid, configs)
     _check_none_left_out(directory, trials)
     best: tuple[float, Trial] | None = None
@@ -125,7 +131,7 @@ def sweep(
             print(STOPPED, file=sys.stderr)
             return False
         print(f"run {number} of {len(trials)}: {trial.name}, seed {trial.seed}")
-        if not (trial.directory / SCORES).exists():
+        if not trial.done:
             _check_same_data(directory, begun["data"], _digests(configs))
             if not finetune(of_trial, trial.directory, stop=stop):
                 return False
@@ -175,6 +181,17 @@ def _configured(config: FinetuneConfig, trial: Trial) -> FinetuneConfig:
     changed = override(config, [*changes, f"--config.seed={trial.seed}"])
     changed.validate()
     return changed
+
+
+def _check_weights(trials: Sequence[Trial], configs: Sequence[FinetuneConfig]) -> None:
+    """Check that what each run will begin with is there: its turn may come after hours of others.
+
+    Raises:
+      UserError: as `load_weights`.
+    """
+    waiting = (each for trial, each in zip(trials, configs, strict=True) if not trial.done)
+    for source in sorted({each.init_from for each in waiting}):
+        load_weights(source)
 
 
 def _open(

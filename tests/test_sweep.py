@@ -122,6 +122,14 @@ def test_another_model_of_the_same_name_is_refused(config, finished):
     assert sweep(config, GRID, 2, finished)
 
 
+def test_a_model_that_is_not_there_is_told_before_any_run(config, tmp_path):
+    """And nothing is begun: the grid with the right name is no other sweep."""
+    grid = {"init_from": (config.init_from, str(tmp_path / "typo"))}
+    with pytest.raises(UserError, match="typo: no such"):
+        sweep(config, grid, 1, tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_data_that_change_between_two_runs_are_refused(config, tmp_path, monkeypatch):
     ran = []
 
