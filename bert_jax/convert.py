@@ -6,7 +6,6 @@ missing, left over or dropped is listed.
 
 import dataclasses
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,8 @@ from bert_jax.interop.names import PARTS
 from bert_jax.interop.runs import write_run
 from bert_jax.interop.weights import DTYPES, Weights, parameter_count
 from bert_jax.tasks.registry import TASK_FILE, stated_task
+from bert_jax.terminal import outlive_terminal
+from bert_jax.training.stopping import interrupt_at_signals
 
 _EXAMPLES = """examples:
   python -m bert_jax.convert runs/books books-bert --to=hf
@@ -67,13 +68,14 @@ def main() -> None:
         help="leave out all heads but those of this one: BertModel is the encoder alone",
     )
     arguments = parser.parse_args()
+    outlive_terminal()
     length = arguments.max_position_embeddings
     if length is not None and length < 1:
         raise UserError(f"--max_position_embeddings={length}: must be at least 1")
     destination = Path(arguments.destination)
     _check_destination(destination)
-    # As Ctrl-C: what is half written beside the destination, as large as the model, goes.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # What is half written beside the destination, as large as the model, goes.
+    interrupt_at_signals()
     try:
         weights = load_weights(arguments.source)
         if length is not None:

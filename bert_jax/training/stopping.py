@@ -22,6 +22,12 @@ def exit_at_signals() -> None:
         _handle(number, _exit)
 
 
+def interrupt_at_signals() -> None:
+    """Let each be a KeyboardInterrupt, as Ctrl-C is."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        _handle(number, signal.default_int_handler)
+
+
 def ignore_signals() -> None:
     """Let none disturb the end of the process: all is saved."""
     for number in SIGNALS:
