@@ -170,7 +170,10 @@ def _spans(
 
 
 def _with_marks(context: str, end: int) -> int:
-    """`end` after the accents of the last letter, which no piece has: a tokenizer strips them."""
-    while end < len(context) and unicodedata.combining(context[end]):
+    """`end` after the accents of the last letter, which no piece has: a tokenizer strips them.
+
+    It strips all marks of no width, with them the vowel signs of Hindi, whose combining class is 0.
+    """
+    while end < len(context) and unicodedata.category(context[end]) == "Mn":
         end += 1
     return end

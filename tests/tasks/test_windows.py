@@ -176,15 +176,18 @@ def test_the_best_spans_are_those_of_the_original(tokenizer, seed):
     assert null_score(outputs) == min(o["token_starts"][0] + o["token_ends"][0] for o in outputs)
 
 
-def test_a_span_ends_after_the_accents_of_its_last_letter(tokenizer):
-    context = "the cafe\u0301"
-    offsets = np.array([(0, 3), (4, 8)])  # as of a tokenizer that strips accents
+# As pieces are of a tokenizer that strips accents: the vowel signs of Hindi and Thai too.
+@pytest.mark.parametrize("last", ["cafe\u0301", "\u0939\u0948", "\u0e19\u0e35\u0e49"])
+def test_a_span_ends_after_the_accents_of_its_last_letter(tokenizer, last):
+    context = f"the {last}, \u0301"
+    letters = len(last.rstrip("\u0301\u0948\u0e35\u0e49"))
+    offsets = np.array([(0, 3), (4, 4 + letters)])
     ((_, feature),) = window_features(np.array([9]), np.array([7, 8]), offsets, tokenizer, 16, 4)
     outputs = {
         name: np.array([0, 0, 0, 0, 9, 0], np.float32) for name in ("token_starts", "token_ends")
     }
     (span, *_) = best_spans([feature], [outputs], context, 3, 5)
-    assert context[span.start : span.end] == "cafe\u0301"
+    assert context[span.start : span.end] == last
 
 
 def test_a_piece_of_no_characters_is_no_answer(tokenizer):
