@@ -221,6 +221,8 @@ class Tagging(Task):
     def _prediction(self, example: Tagged, feature: Feature, logits: np.ndarray) -> dict[str, Any]:
         shares = softmax(logits)
         pieces = pieces_of_units(feature["token_offsets"].T, example.spans)
+        if self.units == "characters":
+            pieces = _with_marks(pieces, example.units)
         tags = unit_tags(pieces, [self.labels[label] for label in shares.argmax(axis=-1)])
         prediction: dict[str, Any] = {"text": example.text, "tokens": list(example.units)}
         if example.tags is not None:
@@ -260,6 +262,15 @@ def pieces_of_units(offsets: np.ndarray, spans: np.ndarray) -> np.ndarray:
     begun = starts[first] < spans[:, 1]
     covered = ends[first - 1] > spans[:, 0]
     return np.where(begun, numbers[first], np.where(covered, numbers[first - 1], -1))
+
+
+def _with_marks(pieces: np.ndarray, units: Sequence[str]) -> np.ndarray:
+    """`pieces` with those of their letters for marks that have none: a tokenizer strips accents."""
+    found = pieces.copy()
+    for index in range(1, len(found)):
+        if found[index] < 0 and all(unicodedata.category(mark) == "Mn" for mark in units[index]):
+            found[index] = found[index - 1]
+    return found
 
 
 def unit_tags(pieces: Sequence[int] | np.ndarray, tags: Sequence[str]) -> list[str]:

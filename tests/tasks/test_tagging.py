@@ -374,6 +374,19 @@ def test_units_without_pieces_are_outside_and_not_cut(tokenizer):
     assert "cut" not in none | one
 
 
+@pytest.mark.parametrize(
+    "last", ["e\u0301", "\u0939\u0948", "\u05d1\u05bc\u05b8", ("\u05d1", "\u05bc\u05b8")]
+)
+def test_marks_that_a_tokenizer_strips_are_of_their_letters_entity(last):
+    tokenizer = train_tokenizer("wordpiece", iter(["x \u0939 \u05d1 e"] * 9), 64, lowercase=True)
+    tags = ("B-LOC", *["I-LOC"] * len(last), "O", "O")
+    examples = [sentence("x", *last, ".", "\u0301", tags=tags, gap="")]
+    task = Tagging(units="characters", labels=ARE_TAGS)
+    (said,) = oracle(task, examples, task.features(examples, tokenizer))
+    assert [found["text"] for found in said["entities"]] == ["".join(["x", *last])]
+    assert said["predicted"] == list(tags)
+
+
 def test_tags_that_are_not_of_entities_have_none(tokenizer):
     task = Tagging(labels=("NN", "VB"))
     examples = [sentence("river", "walks", tags=("NN", "VB"))]
