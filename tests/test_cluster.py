@@ -265,6 +265,43 @@ def test_a_process_that_reads_or_writes_for_long_is_waited_for(tmp_path):
         assert processes.wait(60) == [0, 0], processes.output(0) + processes.output(1)
 
 
+FETCHING = """
+import sys
+from pathlib import Path
+import huggingface_hub
+from bert_jax.config import LimitsConfig
+from bert_jax.interop import load_weights
+from bert_jax.training.session import in_session
+
+def snapshot_download(*_, **__):
+    raise RuntimeError("404 Client Error.")
+
+huggingface_hub.snapshot_download = snapshot_download
+with in_session(LimitsConfig(), Path(sys.argv[1]), None, False) as session:
+    if not session.first:
+        load_weights(sys.argv[2])
+    session.cluster.check_same("model", lambda: "this")
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("org/none", "org/none: no such file or directory, and it could not be fetched"),
+        ("{}/broken", "{}/broken/config.json: cannot be read"),
+    ],
+)
+def test_a_process_that_cannot_read_its_model_says_so_at_once(tmp_path, source, told):
+    """It cannot be that a peer's end is to blame, which it would wait to hear, for 100 s."""
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/config.json").write_text("{")
+    one = [sys.executable, "-c", FETCHING, str(tmp_path / "run"), source.format(tmp_path)]
+    with Processes(tmp_path / "logs", [one] * 2) as processes:
+        assert processes.wait(60) == [75, 2]
+        assert processes.output(1).startswith(f"error: {told.format(tmp_path)}")
+        assert processes.output(0).startswith("error: process 1 of 2 has failed, see its messages")
+
+
 def test_processes_of_other_settings_are_told(shards, tmp_path):
     commands = [command(shards, tmp_path / "run", f"--config.seed={seed}") for seed in (0, 1)]
     with Processes(tmp_path / "logs", commands) as processes:

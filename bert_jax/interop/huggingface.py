@@ -139,11 +139,12 @@ def download(name: str) -> Path:
         with ending_at_signals():
             fetched = snapshot_download(name, allow_patterns=_SAFE_FILES, ignore_patterns=["*/*"])
     except Exception as error:  # the library raises errors of four others
+        # Without its cause: of several processes, one would wait to hear whether a peer was that.
         raise UserError(
             f"{name}: no such file or directory, and it could not be fetched from the Hugging Face "
             f"hub ({first_line(error, lines=2)}); give a directory, or check the name and the "
             "network; where it is private or gated, log in: hf auth login"
-        ) from error
+        ) from None
     directory = Path(fetched)
     if not any(directory.glob("*.safetensors")):
         named = _named(read_json(directory / CONFIG, _MAX_JSON) or {})

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from json import JSONDecodeError
 from typing import Any, NoReturn
 
 import jax
@@ -341,7 +342,7 @@ def _is_of_this_process(error: BaseException | None) -> bool:
 
     JAX raises errors of several types for a connection that broke.
     """
-    while isinstance(error, UserError | OSError):
+    while isinstance(error, UserError | OSError | UnicodeError | JSONDecodeError):
         error = error.__cause__
     return error is None
 
