@@ -53,30 +53,36 @@ def train_wordpiece(
     The trainer of `tokenizers` numbers the pieces of one letter, and with them the order of
     equally frequent pairs, by the order of a hash table that differs from run to run. So all of
     them are counted and numbered here: the most frequent letters, until they make up COVERAGE
-    of the text or a quarter of `vocab_size`; words with others become [UNK].
+    of the text or their pieces half of `vocab_size`; words with others become [UNK]. Where words
+    leave room, as in Chinese, more of the letters that stand alone come last.
 
     Args:
       backend: gives the normalisation and the cutting into words, and is trained.
     """
-    letters = _letters(backend, text, vocab_size // 4)
+    ranked = _letters(backend, text)
+    alone = {letter for letter in ranked if not _continues(backend, letter)}
+    sizes = itertools.accumulate(1 if letter in alone else 2 for letter in ranked)
+    known = bisect.bisect_right([*sizes], vocab_size // 2)
+    letters = sorted(ranked[:known])
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=2,
         limit_alphabet=len(letters),
         initial_alphabet=letters,
-        special_tokens=specials
-        + ["##" + letter for letter in letters if _continues(backend, letter)],
+        special_tokens=specials + ["##" + letter for letter in letters if letter not in alone],
         show_progress=False,
     )
     backend.train_from_iterator(text, trainer)
     ids = backend.get_vocab()
     pieces = sorted(ids, key=ids.__getitem__)
+    others = [letter for letter in ranked[known:] if letter in alone]
+    pieces += others[: vocab_size - len(pieces)]
     assert len(pieces) <= vocab_size
     return pieces
 
 
-def _letters(backend: tokenizers.Tokenizer, text: list[str], limit: int) -> list[str]:
-    """The `limit` most frequent characters of the normalised text, in code point order."""
+def _letters(backend: tokenizers.Tokenizer, text: list[str]) -> list[str]:
+    """The characters of the normalised text that make up COVERAGE of it, most frequent first."""
     raw: Counter[str] = Counter()
     for part in text:
         raw.update(part)
@@ -89,7 +95,7 @@ def _letters(backend: tokenizers.Tokenizer, text: list[str], limit: int) -> list
         raise UserError("there is no text to train a vocabulary on: all of it is cleaned away")
     covered = list(itertools.accumulate(counts[letter] for letter in ranked))
     enough = bisect.bisect_left(covered, COVERAGE * covered[-1]) + 1
-    return sorted(ranked[: min(enough, limit)])
+    return ranked[:enough]
 
 
 def _continues(backend: tokenizers.Tokenizer, letter: str) -> bool:

@@ -56,6 +56,19 @@ def test_the_vocabulary_is_never_larger_than_asked():
     assert tokenizer.vocab_size <= 64
 
 
+def test_letters_that_stand_alone_fill_the_vocabulary_before_any_is_unknown():
+    """As Han ones do: there are no words of several to learn in the place of the rarer ones."""
+    han = [chr(code) for code in range(0x4E00, 0x4E00 + 600)]
+    lines = ["".join(han[: 1 + 600 // rank]) + " words" for rank in range(1, 300)]
+    tokenizer = train_tokenizer("wordpiece", iter(lines), 700, lowercase=True)
+    assert 600 < tokenizer.vocab_size <= 700
+    assert tokenizer.unk_id not in tokenizer.encode_batch(["".join(han)])[0]
+    smaller = train_tokenizer("wordpiece", iter(lines), 300, lowercase=True)
+    assert smaller.vocab_size == 300
+    known = [smaller.encode_batch([letter])[0][0] != smaller.unk_id for letter in han]
+    assert known == sorted(known, reverse=True)  # the most frequent ones
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_more_letters_than_pieces_is_an_error_of_sentencepiece(kind):
     with pytest.raises(UserError, match="vocab_size=64"):
