@@ -98,6 +98,7 @@ def _train(config: Config, session: Session) -> bool:
     keep_compiled_programs()
 
     # 1. What model and which devices. What the mesh cannot divide is told before hours of work.
+    corpus = config.corpus
     if config.init_from:
         config = adopt(config, load_weights(config.init_from))
     mesh = make_mesh(config.mesh)
@@ -108,9 +109,10 @@ def _train(config: Config, session: Session) -> bool:
     check_mesh(config, batch_sizes, mesh)
     check_attention(config.model, mesh.devices.flat[0].platform)
     check_xla_options(config.xla_options, mesh)
-    # The shards are compared by what they hold: each process may have them elsewhere.
+    # Shards and weights, with their vocabulary, are compared by what they hold: each process may
+    # have them elsewhere.
     anywhere = dataclasses.replace(config.data, dir="")
-    session.check_same_settings(dataclasses.replace(config, data=anywhere))
+    session.check_same_settings(dataclasses.replace(config, data=anywhere, corpus=corpus))
 
     # 2. Text to token shards, on first use.
     if not cluster.by_first("token shards", lambda: _prepare(config, clock)):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,13 +16,23 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from peer_models import PIECES, peer, save_peer
-from small_run import ROOT, get_config, history, parameters, write_books
+from small_run import (
+    LONG,
+    ROOT,
+    Processes,
+    command,
+    get_config,
+    history,
+    parameters,
+    write_books,
+)
 
 from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import Weights, load_params, load_weights
 from bert_jax.interop.init_from import adopt, start_params
 from bert_jax.models import BertConfig, BertForPreTraining
+from bert_jax.prepare import prepare
 
 
 @pytest.fixture
@@ -161,3 +172,24 @@ def test_pretraining_goes_on_from_a_published_checkpoint(source, tmp_path):
     refused = train(save_peer(other, tmp_path / "others"), tmp_path / "books", run, new)
     assert refused.returncode == 2
     assert "config.init_from=" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hosts_may_have_the_weights_in_other_places(source, tmp_path):
+    """As in caches of their own: what they hold is compared, and not where it lies."""
+    write_books(tmp_path / "books")
+    corpus = get_config().corpus
+    corpus.source, corpus.vocab = f"text:{tmp_path}/books/*.txt", str(source)
+    corpus.sentences, corpus.heldout_fraction = "lines", 0.15
+    prepare(corpus, 44, tmp_path / "shards", workers=1, progress=False)
+    flags = ["--init_from=model", *(f"--config.phases[{index}].steps=1" for index in (0, 1))]
+    run = command(tmp_path / "shards", tmp_path / "run", *flags)
+    there = f'cd "$0" && PYTHONPATH={ROOT} exec "$@"'
+    commands = []
+    for host in (tmp_path / "host0", tmp_path / "host1"):
+        shutil.copytree(source, host / "model")
+        commands.append(["bash", "-c", there, str(host), *run])
+    with Processes(tmp_path / "logs", commands) as processes:
+        assert processes.wait(LONG) == [0, 0], processes.output(0)
+        assert "begun with model" in processes.output(0)
