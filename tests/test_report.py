@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from bert_jax.config import Config, Phase, model_size
 from bert_jax.errors import UserError
 from bert_jax.pretraining import _closing_summary
 from bert_jax.report import write_report
+from bert_jax.training.page import page
 
 PHASES = (
     Phase(seq_len=128, steps=2700, batch_size=64, max_predictions=20),
@@ -385,3 +387,13 @@ def test_help_is_quick_and_loads_nothing_heavy():
     )
     loaded = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True)
     assert loaded.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["texts", "guesses"])
+def test_texts_are_laid_out_in_the_direction_of_their_script(name):
+    """From left to right, an Arabic sentence has its full stop where it begins."""
+    rules = re.findall(r"([^{}]+)\{([^{}]*)\}", page("", ""))
+    of_cells = "".join(style for cells, style in rules if f".{name} td" in cells)
+    assert "unicode-bidi: plaintext" in of_cells
+    assert "text-align: start" in of_cells
+    assert "text-align: left" not in of_cells

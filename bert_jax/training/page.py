@@ -101,7 +101,10 @@ tr:first-child th { font-size: .85rem; vertical-align: bottom; }
 th:first-child { text-align: left; padding-left: 0; }
 .matrix td { padding: .1rem; }
 .matrix td div { padding: .3rem .4rem; border-radius: .25rem; }
-.texts th, .texts td { text-align: left; vertical-align: top; white-space: normal; }
+.texts th, .texts td, .guesses th, .guesses td {
+  text-align: start; vertical-align: top; white-space: normal;
+  unicode-bidi: plaintext; /* a text of Arabic or Hebrew from right to left */
+}
 .texts tr:not(:first-child) th { overflow-wrap: anywhere; }
 .texts td { overflow-wrap: break-word; }
 .texts tr:not(:first-child) th:not(:nth-last-child(2)) { min-width: 11rem; } /* a text, no count */
@@ -117,7 +120,6 @@ th:first-child { text-align: left; padding-left: 0; }
 figure { margin: 0; padding: .8rem; border-radius: .5rem; background: var(--panel); }
 figcaption { margin-bottom: .3rem; font-size: .9rem; font-weight: 600; }
 svg { display: block; width: 100%; height: auto; }
-.guesses th, .guesses td { text-align: left; vertical-align: top; white-space: normal; }
 .guesses td[rowspan] { padding-left: 0; }
 .guess, .hit { display: inline-block; margin-right: .7rem; color: var(--muted); }
 .hit { color: var(--text); font-weight: 600; }
