@@ -222,6 +222,18 @@ def test_unknown_pieces_of_training_are_counted(tmp_path: Path) -> None:
     assert manifest.counts["unknown_pieces"] == 2 * manifest.splits["train"].documents
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_vowels_that_an_uncased_vocabulary_loses_are_counted(tmp_path: Path, lowercase) -> None:
+    """Of Hindi and Thai; accents and the points of Hebrew are meant to go."""
+    text = "\u0939\u0948 \u0e17\u0e35\u0e48 cafe\u0301 \u05d1\u05bc"
+    documents = [[f"{first} {text}", *rest] for first, *rest in make_documents(40)]
+    corpus = write_lines(tmp_path / "corpus.txt", documents)
+    corpus.lowercase = lowercase
+    manifest = prepare(corpus, 300, tmp_path / "out", workers=1, progress=False)
+    lost = 2 * manifest.splits["train"].documents if lowercase else 0
+    assert manifest.counts.get("stripped_vowel_signs", 0) == lost
+
+
 def test_a_vocabulary_of_ones_own(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "corpus.txt", make_documents(40))
     vocab = tmp_path / "vocab.txt"

@@ -127,6 +127,12 @@ class Tokenizer:
         normalizer = self._encoder.normalizer
         return normalizer is not None and "a" in normalizer.normalize_str("A")
 
+    @property
+    def strips_accents(self) -> bool:
+        """Whether text loses its accents, and with them the vowel signs of Hindi or Thai."""
+        normalizer = self._encoder.normalizer
+        return normalizer is not None and normalizer.normalize_str("\u0915\u0941") == "\u0915"
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text, int32 [its pieces], without [CLS] and [SEP].
 

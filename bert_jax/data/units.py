@@ -7,6 +7,8 @@ blank line after a document), with what was learnt about its documents in a file
 import hashlib
 import io
 import json
+import re
+import unicodedata
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -125,8 +127,24 @@ def encode_unit(task: EncodeTask) -> EncodedUnit:
             kept[side].append(document)
     train = _encode(kept[TRAIN], tokenizer)
     counts["unknown_pieces"] += int(np.count_nonzero(train.tokens == tokenizer.unk_id))
+    if tokenizer.strips_accents:
+        counts["stripped_vowel_signs"] += sum(
+            len(_vowel_signs().findall(sentence)) for d in kept[TRAIN] for sentence in d
+        )
     heldout = _encode(kept[HELDOUT], tokenizer)
     return EncodedUnit(task.text.stat().st_size, train, heldout, counts)
+
+
+@lru_cache(maxsize=1)
+def _vowel_signs() -> re.Pattern[str]:
+    """Marks that are vowels: of Hindi, Bengali, Thai, Khmer and their like.
+
+    Unicode gives them the combining class 0, and another to accents and to the points of Arabic and
+    Hebrew, without which those are commonly written.
+    """
+    marks = (chr(code) for code in range(0x0900, 0xFE00))  # from FE00 on, variation selectors
+    vowels = (m for m in marks if unicodedata.category(m) == "Mn" and not unicodedata.combining(m))
+    return re.compile(f"[{''.join(vowels)}]")
 
 
 def _encode(documents: list[Document], tokenizer: Tokenizer) -> Shard:
