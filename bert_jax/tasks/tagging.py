@@ -37,6 +37,9 @@ from bert_jax.tasks.losses import cross_entropy, softmax
 from bert_jax.tasks.sequences import sequence
 from bert_jax.tasks.task import Example, Feature, Metrics, Task
 
+# What BERT's tokenizers take for words by themselves (tokenization.py, _is_chinese_char).
+_HAN = "\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tagged(Example):
@@ -327,8 +330,11 @@ def _described(example: Tagged, tags: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _words(text: str) -> Iterator[tuple[int, int]]:
-    """The spans of words between white space, with the punctuation around them apart."""
-    for match in re.finditer(r"\S+", text):
+    """The spans of words between white space, the punctuation around them and Han characters apart.
+
+    Chinese has no spaces; its tagged sentences have a character a line, mostly.
+    """
+    for match in re.finditer(rf"[{_HAN}]|[^\s{_HAN}]+", text):
         start, end = match.span()
         inside = [index for index in range(start, end) if not _is_punctuation(text[index])]
         first, last = (inside[0], inside[-1] + 1) if inside else (end, end)

@@ -408,6 +408,7 @@ def test_right_tags_score_all(tokenizer):
     [
         ("The EU's (old) e-mail, in U.S. $5.", "The EU's ( old ) e-mail , in U.S . $ 5 ."),
         ("  हिन्दी  cafe\u0301? ...", "हिन्दी cafe\u0301 ? . . ."),
+        ("我在北京，ABC公司𠮷。", "我 在 北 京 ， ABC 公 司 𠮷 。"),
         ("", ""),
     ],
 )
