@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -51,7 +52,7 @@ class Classification(TextTask):
         counts = Counter(example.label for example in examples)
         labels = self.labels or tuple(sorted(counts, key=by_value))
         check_distinct(labels)
-        _check_spaces(labels, self.train)
+        _check_forms(labels, self.train)
         if len(labels) < 2:
             raise UserError(f"{self.train}: all examples have the label {', '.join(labels)}")
         if self.score == "f1" and len(labels) > 2:
@@ -143,11 +144,19 @@ def repeated(labels: Sequence[str]) -> list[str]:
     return [label for label, times in Counter(labels).items() if times > 1]
 
 
-def _check_spaces(labels: Sequence[str], train: str) -> None:
-    """Refuse labels that differ by spaces around them: one class would be trained as two."""
+def _check_forms(labels: Sequence[str], train: str) -> None:
+    """Refuse labels that look the same: one class would be trained as two.
+
+    They differ by spaces around them, or have a letter and its accent as one character and as two.
+    """
     first: dict[str, str] = {}
     for label in labels:
-        other = first.setdefault(label.strip(), label)
+        other = first.setdefault(unicodedata.normalize("NFC", label.strip()), label)
+        if other.strip() != label.strip():
+            raise UserError(
+                f"{train}: labels {other!a} and {label!a} are the same letters as other "
+                "Unicode characters; write them alike, in the form NFC, say"
+            )
         if other != label:
             raise UserError(
                 f"{train}: labels {other!r} and {label!r} differ by spaces alone; write them alike"

@@ -291,6 +291,9 @@ def test_a_label_that_training_has_not_seen_is_told(tokenizer):
 def test_what_cannot_be_learnt_is_told():
     with pytest.raises(UserError, match=r"t\.tsv: all examples have the label a"):
         learnt("a", "a", train="t.tsv")
+    told = r"labels 'te\\u0301' and 't\\xe9' are the same letters as other Unicode characters"
+    with pytest.raises(UserError, match=rf"t\.tsv: {told}"):
+        learnt("t\u00e9", "te\u0301", "b", train="t.tsv")
     with pytest.raises(UserError, match=r"t\.tsv: labels 'b' and 'b ' differ by spaces alone"):
         learnt("a", "b", "b ", train="t.tsv")
     with pytest.raises(UserError, match=r"f1.*of two labels.*has 3: choose macro_f1"):
