@@ -63,7 +63,7 @@ def read_run(directory: Path) -> Weights:
     if fields is None or not isinstance(fields.get("model"), dict):
         raise UserError(f"{directory}: has no {CONFIG} of a run, with the settings of its model")
     config = bert_config_from_json(fields["model"], str(where))
-    step, params = _newest_params(directory / CHECKPOINTS)
+    step, params, damages = _newest_params(directory / CHECKPOINTS)
     _check_depth(params, config.num_hidden_layers, where)
     vocab = directory / TOKENIZER
     tensors = tensors_of_params(params, config, str(where))
@@ -79,6 +79,7 @@ def read_run(directory: Path) -> Weights:
         vocab=vocab,
         head_fields=head_fields if isinstance(head_fields, dict) else {},
         facts=_facts(directory, step) if "phases" in fields else {},
+        notes=tuple(f"{damage}; read is the one of step {step:,}" for damage in damages),
     )
 
 
@@ -150,17 +151,17 @@ def write_run(weights: Weights, directory: Path, dtype: str) -> Weights:
     return weights
 
 
-def _newest_params(folder: Path) -> tuple[int, dict[str, np.ndarray]]:
-    """Step and parameters, by path, of the newest checkpoint that is as it was written."""
+def _newest_params(folder: Path) -> tuple[int, dict[str, np.ndarray], list[str]]:
+    """Step and parameters, by path, of the newest whole checkpoint; the damages of newer ones."""
     damages = []
     for step in reversed(saved_steps(folder)):
         checkpoint = folder / str(step)
         try:
             seal = read_seal(checkpoint)
             check_files(checkpoint, seal["files"])
-            return step, _read_params(checkpoint, seal["arrays"])
+            return step, _read_params(checkpoint, seal["arrays"]), damages
         except Damage as damage:
-            damages.append(f"{checkpoint}: {damage}")
+            damages.append(f"{checkpoint} is damaged: {damage}")
     raise UserError(f"{folder}: has no whole checkpoint{'; '.join(['', *damages])}")
 
 

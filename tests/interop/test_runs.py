@@ -1,6 +1,7 @@
 """A run that was trained, given away and taken up again."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -107,7 +108,13 @@ def test_a_run_whose_layers_are_apart_is_read_with_a_head_of_its_own(tmp_path):
     for path in (tmp_path / "ours/checkpoints/7").rglob("*"):
         if path.is_file() and path.stat().st_size > 10_000:
             path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"has no whole checkpoint; .*checkpoints/7: "):
+    checkpoints = Checkpoints(tmp_path / "ours", keep=2)
+    checkpoints.save(jax.tree.map(jax.device_put, state), 5, {})
+    checkpoints.close()
+    told = load_weights(tmp_path / "ours").notes
+    assert re.search(r"checkpoints/7 is damaged: .*; read is the one of step 5$", told[0])
+    shutil.rmtree(tmp_path / "ours/checkpoints/5")
+    with pytest.raises(UserError, match=r"has no whole checkpoint; .*checkpoints/7 is damaged: "):
         load_weights(tmp_path / "ours")
 
 
