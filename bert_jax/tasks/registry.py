@@ -90,6 +90,7 @@ def load_task(directory: Path, weights: Weights) -> Task:
                 f"{directory}: {TASK_FILE} is of a {task.architecture}, and the weights of a "
                 f"{weights.architecture}"
             )
+        _check_labels(directory, task, weights)
         return task
     problem = weights.head_fields.get("problem_type")
     kind = _KINDS.get((weights.architecture, problem))
@@ -108,6 +109,24 @@ def load_task(directory: Path, weights: Weights) -> Task:
     if hasattr(task, "labels"):
         given["labels"] = _distinct(labels, weights.source)
     return dataclasses.replace(task, **given)
+
+
+def _check_labels(directory: Path, task: Task, weights: Weights) -> None:
+    """Refuse labels that config.json, which was written with task.json, calls otherwise.
+
+    One of the two was edited, or is of another model, and no shape would tell.
+    """
+    told = weights.head_fields.get("id2label")
+    if not getattr(task, "labels", ()) or not isinstance(told, dict):
+        return
+    stated = task.head_fields()["id2label"]
+    for index, name in told.items():
+        # LABEL_0 and so on are what transformers writes where nobody has named them.
+        if name not in (stated.get(index), f"LABEL_{index}"):
+            raise UserError(
+                f"{directory}: label {index} is {stated.get(index)!r} in {TASK_FILE} and {name!r} "
+                "in config.json; restore the file that was changed, or change both alike"
+            )
 
 
 def _distinct(labels: tuple[str, ...], source: str) -> tuple[str, ...]:

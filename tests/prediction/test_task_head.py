@@ -13,8 +13,9 @@ from peer_models import peer, save_peer
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
 from bert_jax.prediction.task_head import TaskHead
+from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.multiple_choice import MultipleChoice
-from bert_jax.tasks.registry import load_task
+from bert_jax.tasks.registry import load_task, task_to_json
 
 TEXTS = ["The river walks.", "a", "under small stones, a green bird walks?", "light house"]
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
@@ -176,4 +177,17 @@ def test_labels_of_one_name_are_refused(tmp_path):
     names = {0: "bad", 1: "good", 2: "bad"}
     path = save_peer(peer("BertForSequenceClassification", id2label=names), tmp_path / "model")
     with pytest.raises(UserError, match="id2label gives two labels the name 'bad'"):
+        load_task(path, load_weights(path))
+
+
+@pytest.mark.parametrize(
+    "labels", [("fair", "bad", "good"), ("bad", "fair", "fine"), ("bad", "bad", "good"), (0, 1, 2)]
+)
+def test_labels_that_config_json_calls_otherwise_are_refused(labels, tmp_path):
+    """Of the same shape as the model's: no other check would see them."""
+    names = {0: "bad", 1: "fair", 2: "good"}
+    path = save_peer(peer("BertForSequenceClassification", id2label=names), tmp_path / "model")
+    (path / "task.json").write_text(json.dumps(task_to_json(Classification(labels=labels))))
+    told = r"label \d is .* in task.json and '(bad|fair|good)' in config.json; restore"
+    with pytest.raises(UserError, match=told):
         load_task(path, load_weights(path))
