@@ -55,7 +55,7 @@ def task_from_json(fields: dict[str, Any], where: str) -> Task:
     """
     known = tasks()
     kind = fields.get("kind")
-    if kind not in known:
+    if kind not in list(known):  # what a dict cannot look up is none either
         raise UserError(f"{where}: task {kind!r} is not known; there are {', '.join(known)}")
     try:
         return typed(known[kind], fields.get("settings"))

@@ -15,7 +15,7 @@ from bert_jax.interop import load_weights
 from bert_jax.prediction.task_head import TaskHead
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.multiple_choice import MultipleChoice
-from bert_jax.tasks.registry import load_task, task_to_json
+from bert_jax.tasks.registry import load_task, task_from_json, task_to_json
 
 TEXTS = ["The river walks.", "a", "under small stones, a green bird walks?", "light house"]
 TAGS = {0: "O", 1: "B-PER", 2: "I-PER"}
@@ -191,3 +191,9 @@ def test_labels_that_config_json_calls_otherwise_are_refused(labels, tmp_path):
     told = r"label \d is .* in task.json and '(bad|fair|good)' in config.json; restore"
     with pytest.raises(UserError, match=told):
         load_task(path, load_weights(path))
+
+
+@pytest.mark.parametrize("kind", [None, ["tagging"], {}, 1])
+def test_a_kind_that_is_no_name_is_refused(kind):
+    with pytest.raises(UserError, match=r"task .* is not known; there are classification"):
+        task_from_json({"kind": kind, "settings": {}}, "task.json")
