@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import dataclasses
 import difflib
 import importlib.util
 import os
@@ -71,7 +72,30 @@ def load_config(recipe: str, schema: type[C] = Config) -> C:
         raise UserError(
             f"--config={recipe}: get_config in {path} does not return a {schema.__name__}"
         )
+    _check_types(config, f"{path}: config")
     return config
+
+
+def _check_types(node: Any, where: str) -> None:
+    """Refuse values of other types than their defaults', such as 1e5 steps, which is no integer."""
+    like = type(node)()
+    for spec in dataclasses.fields(node):
+        value, default, name = getattr(node, spec.name), getattr(like, spec.name), spec.name
+        if dataclasses.is_dataclass(default) and dataclasses.is_dataclass(value):
+            _check_types(value, f"{where}.{name}")
+        elif default and isinstance(default, tuple) and isinstance(value, tuple | list):
+            for index, item in enumerate(value):
+                _check_type(item, default[0], f"{where}.{name}[{index}]")
+                _check_types(item, f"{where}.{name}[{index}]")
+        elif not (isinstance(default, tuple) and isinstance(value, list)):
+            _check_type(value, default, f"{where}.{name}")
+
+
+def _check_type(value: Any, default: Any, where: str) -> None:
+    number = isinstance(default, float) and type(value) is int
+    flag = isinstance(value, bool) and not isinstance(default, bool)
+    if flag or not (number or isinstance(value, type(default))):
+        raise UserError(f"{where}={value!r}: must be of type {type(default).__name__}")
 
 
 def override(config: C, arguments: list[str]) -> C:

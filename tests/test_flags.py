@@ -102,6 +102,32 @@ def test_a_broken_recipe_file_is_told_in_one_line(tmp_path, text):
 
 
 @pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("phases[0].steps = 1e5", r"config.phases\[0\].steps=100000.0: must be of type int"),
+        ("phases = (1, 2)", r"config.phases\[0\]=1: must be of type Phase"),
+        ("phases = None", "config.phases=None: must be of type tuple"),
+        (
+            "optimizer.learning_rate = '1e-3'",
+            "config.optimizer.learning_rate='1e-3': must be of type float",
+        ),
+        ("optimizer = None", "config.optimizer=None: must be of type OptimizerConfig"),
+        ("data.packing = 'no'", "config.data.packing='no': must be of type bool"),
+        ("seed = True", "config.seed=True: must be of type int"),
+    ],
+)
+def test_a_value_of_another_type_in_a_recipe_is_named(change, told, tmp_path):
+    """Python takes any, and the run would end in a traceback once it trains."""
+    lines = ("from bert_jax.config import Config", "def get_config():", " made = Config()")
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("\n".join([*lines, f" made.{change}", " return made"]))
+    with pytest.raises(UserError, match=told):
+        load_config(str(recipe))
+    recipe.write_text("\n".join([*lines, " made.optimizer.learning_rate = 1", " return made"]))
+    assert load_config(str(recipe)).optimizer.learning_rate == 1
+
+
+@pytest.mark.parametrize(
     ("argument", "told"),
     [
         ("--config.phases[1].seq_len=1024", "max_position_embeddings=512"),
