@@ -41,7 +41,7 @@ class Trainer:
 
 
 def model_of(size: str, dtype: str) -> BertConfig:
-    """A size, its layers scanned where its recipe has them so."""
+    """A size; the layers of `base` and `large` are scanned, which compiles sooner."""
     model = model_size(size)
     model.dtype, model.scan_layers = dtype, size in ("base", "large")
     return model
