@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 
 from bert_jax.config import BertConfig
+from bert_jax.models.devices import device_platform
 from bert_jax.models.dropout import dropout
 from bert_jax.models.layers import (
     LayerNorm,
@@ -65,11 +66,12 @@ class Embeddings(nn.Module):
         else:
             positions_LD = lookup(self.position_embeddings, position_ids)
         words = word_rows(self.word_table, inside(input_ids, c.vocab_size))
-        embedded_BLD = (
-            words.astype(jnp.float32)
-            + _type_rows(c.type_vocab_size, self.token_type_embeddings, token_type_ids)
-            + positions_LD
-        )
+        if device_platform() == "tpu":
+            # Sums for its gradient are an operation that libtpu 0.0.50 cannot emit: it ends there.
+            types = lookup(self.token_type_embeddings, token_type_ids)
+        else:
+            types = _type_rows(c.type_vocab_size, self.token_type_embeddings, token_type_ids)
+        embedded_BLD = words.astype(jnp.float32) + types + positions_LD
         embedded_BLD = with_logical_constraint(embedded_BLD, ("batch", None, None))
         seed = dropout_seed(self, c.hidden_dropout_prob, deterministic)
         draw = dropout_draw(c, ("batch", None, None))

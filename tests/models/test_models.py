@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import BertConfig, model_size
-from bert_jax.models import BertForPreTraining, BertModel, encoder
+from bert_jax.models import BertForPreTraining, BertModel, embeddings, encoder
 from bert_jax.models.activations import activation
 from bert_jax.models.attention import attention, mask_bias
 from bert_jax.models.dropout import dropout
@@ -305,6 +305,28 @@ def test_an_id_outside_its_table_gives_nan_in_its_sequence(name, value):
     np.testing.assert_array_equal(
         np.isnan(outputs["mlm_logits"]).all((1, 2)), [False, True, False, False]
     )
+
+
+@pytest.mark.parametrize(("platform", "added"), [("tpu", 1), ("gpu", 0)])
+def test_token_types_have_a_gradient_that_the_platform_s_compiler_takes(
+    monkeypatch, platform, added
+):
+    """On a TPU added up row by row, for libtpu 0.0.50 ends at the sums; the same numbers."""
+    monkeypatch.setattr(embeddings, "device_platform", lambda: platform)
+    module = embeddings.Embeddings(CONFIG)
+    inputs = [jnp.asarray(batch_of()[name]) for name in ("input_ids", "token_type_ids")]
+
+    def scalar(params):
+        output: Any = module.apply({"params": params}, *inputs)
+        return jnp.square(output[..., 0]).sum()
+
+    params = init(CONFIG)["bert"]["embeddings"]
+    lowered = jax.jit(jax.grad(scalar)).lower(params)
+    assert lowered.as_text().count("}) : (tensor<2x32xf32>") == added  # the end of a scatter
+    monkeypatch.setattr(embeddings, "device_platform", lambda: "cpu")
+    found = lowered.compile()(params)["token_type_embeddings"]
+    expected = jax.jit(jax.grad(scalar))(params)["token_type_embeddings"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_that_pad_the_table_have_no_probability_and_no_gradient():
