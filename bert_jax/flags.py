@@ -16,6 +16,7 @@ from ml_collections import config_flags
 
 from bert_jax.config import Config, RunConfig, walk
 from bert_jax.errors import UserError, exit_with
+from bert_jax.training.run_directory import is_of_type
 
 _PACKAGE = Path(__file__).resolve().parent
 # In a wheel the recipes are installed inside the package; in a checkout they stand beside it.
@@ -92,9 +93,7 @@ def _check_types(node: Any, where: str) -> None:
 
 
 def _check_type(value: Any, default: Any, where: str) -> None:
-    number = isinstance(default, float) and type(value) is int
-    flag = isinstance(value, bool) and not isinstance(default, bool)
-    if flag or not (number or isinstance(value, type(default))):
+    if not is_of_type(value, default):
         raise UserError(f"{where}={value!r}: must be of type {type(default).__name__}")
 
 

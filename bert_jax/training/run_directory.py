@@ -174,12 +174,17 @@ def typed(schema: type[T], values: Any) -> T:
         elif isinstance(default, tuple) and isinstance(value, list):
             phases = name == "phases"
             value = tuple(typed(Phase, item) if phases else _scalar(item) for item in value)
-        elif type(value) is not type(default) and not (
-            isinstance(default, float) and type(value) is int
-        ):
+        elif not is_of_type(value, default):
             raise TypeError(f"{name} is {value!r}")
         setattr(made, name, value)
     return made
+
+
+def is_of_type(value: Any, default: Any) -> bool:
+    """Whether a setting may have the value: one of its default's type, or an int for a float."""
+    if isinstance(value, bool) or isinstance(default, bool):
+        return type(value) is type(default)
+    return isinstance(value, type(default)) or (isinstance(default, float) and type(value) is int)
 
 
 def _scalar(value: Any) -> Any:
