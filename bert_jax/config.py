@@ -67,7 +67,7 @@ class BertConfig:
         "dtype in which devices add up their gradients of weights; bfloat16 halves what they send",
         ("float32", "bfloat16"),
     )
-    scan_layers: bool = setting(True, "one layer in a loop, not a row of layers: compiles sooner")
+    scan_layers: bool = setting(False, "layers in a loop, not a row: compile sooner, run slower")
     remat: str = setting(
         "none",
         "what the backward pass computes again: none, dots (all but products with weights), full",

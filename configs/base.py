@@ -17,7 +17,5 @@ from bert_jax.config import Config, model_size
 def get_config(size: str = "base") -> Config:
     """The recipe of the paper, for any of the published sizes (`--config=base:medium`)."""
     config = Config(model=model_size(size))
-    # On a TPU a loop over layers copies what it keeps: a quarter more cycles (docs/tpu_path.md).
-    config.model.scan_layers = False
     config.corpus.source = "tfds:wikipedia/20230601.en"
     return config

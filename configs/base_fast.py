@@ -21,7 +21,6 @@ def get_config() -> Config:
     """Large batches, bfloat16 and dynamic whole-word masking."""
     config = Config(model=model_size("base"))
     config.model.dtype = "bfloat16"
-    config.model.scan_layers = False  # as in `base`
     config.corpus.source = "tfds:wikipedia/20230601.en"
     config.data.whole_word = True
     config.data.masking = "dynamic"

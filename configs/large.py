@@ -16,6 +16,5 @@ from bert_jax.config import Config, model_size
 def get_config() -> Config:
     """The recipe of the paper."""
     config = Config(model=model_size("large"))
-    config.model.scan_layers = False  # as in `base`
     config.corpus.source = "tfds:wikipedia/20230601.en"
     return config

@@ -27,8 +27,6 @@ def get_config() -> Config:
     config = Config(model=model_size("mini"))
     config.model.vocab_size = 16_000
     config.model.dtype = "bfloat16"
-    # Four layers compile fast unrolled too, and run faster on a CPU.
-    config.model.scan_layers = False
     config.model.hidden_dropout_prob = 0.0
     config.model.attention_probs_dropout_prob = 0.0
     config.data.masking = "dynamic"

@@ -20,8 +20,6 @@ def get_config() -> Config:
     config = Config(model=model_size("tiny"))
     config.model.vocab_size = 8_000
     config.model.dtype = "bfloat16"
-    # Two layers compile in no time unrolled, and then run 1.5 times as fast on a CPU.
-    config.model.scan_layers = False
     # A run of a few epochs underfits: dropout would only slow it down.
     config.model.hidden_dropout_prob = 0.0
     config.model.attention_probs_dropout_prob = 0.0

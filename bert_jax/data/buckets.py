@@ -87,12 +87,6 @@ def is_sequence(name: str) -> bool:
     return name in ("input_ids", "attention_mask") or name.startswith("token_")
 
 
-def padding_share(lengths: np.ndarray, batches: Sequence[np.ndarray]) -> float:
-    """The share of the positions of `batches` that are padding."""
-    computed = sum(len(batch) * padded_length(int(lengths[batch].max())) for batch in batches)
-    return 1 - float(lengths.sum()) / computed
-
-
 def _shuffled(count: int, seed: int, epoch: int, consumer: int) -> np.ndarray:
     draws = words(key(seed, consumer, epoch), count).ravel()
     return np.argsort(draws, kind="stable")

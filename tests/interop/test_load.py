@@ -78,7 +78,7 @@ def test_weights_go_straight_into_the_shardings_of_a_mesh(weights):
     for name, leaf in leaves(params).items():
         assert leaf.sharding == leaves(like.params)[name].sharding
         assert np.array_equal(leaf, leaves(alone)[name]), name
-    query = params["bert"]["encoder"]["layer"]["attention"]["self"]["query"]["kernel"]
+    query = params["bert"]["encoder"]["layer_1"]["attention"]["self"]["query"]["kernel"]
     assert query.addressable_shards[0].data.size == query.size // 4
 
 
@@ -99,7 +99,8 @@ def test_leaves_that_the_weights_lack_stay_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("size", "given", "expected"),
     [
-        ({"hidden_size": 64}, "3, 4, 8, 32", "3, 4, 16, 64"),
+        ({"hidden_size": 64}, "44, 32", "128, 64"),
+        ({"hidden_size": 64, "scan_layers": True}, "3, 4, 8, 32", "3, 4, 16, 64"),
         # Of more positions, too: only the vocabulary is padded.
         ({"max_position_embeddings": 48}, "40, 32", "48, 32"),
         # The word table comes first.

@@ -52,7 +52,8 @@ def test_stacked_layers_and_padded_rows_are_told_apart():
     """Each layer has its own of the stack, and the table its first rows: the rest is padding."""
     depth = 12  # numbers of two digits among them
     sizes: Any = {"hidden_size": 8, "num_hidden_layers": depth, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=21, intermediate_size=12, vocab_multiple=8, **sizes)
+    sizes |= {"intermediate_size": 12, "scan_layers": True}
+    config = BertConfig(vocab_size=21, vocab_multiple=8, **sizes)
     like = jax.eval_shape(lambda: pretraining(BertForPreTraining(config)).init(jax.random.key(0)))
     rng = np.random.default_rng(0)
     leaves: dict[str, Any] = dict(flatten_dict(nn.meta.unbox(like), sep="/"))
@@ -98,7 +99,7 @@ def test_a_run_whose_layers_are_apart_is_read_with_a_head_of_its_own(tmp_path):
     checkpoints = Checkpoints(tmp_path / "ours", keep=1)
     checkpoints.save(jax.tree.map(jax.device_put, state), 7, {})
     checkpoints.close()
-    config = {"model": asdict(weights.config) | {"scan_layers": False}}
+    config = {"model": asdict(weights.config)}
     (tmp_path / "ours/config.json").write_text(json.dumps(config))
     found = load_weights(tmp_path / "ours")
     assert found.tensors.keys() == arrays.keys()

@@ -186,6 +186,6 @@ def test_it_learns_what_only_context_tells():
 
     head = params["tagger"]
     state = optimizer.init(head)
-    for _ in range(150):
+    for _ in range(250):
         head, state, value = step(head, state)
-    assert value < 0.2
+    assert value < 0.1

@@ -28,6 +28,7 @@ CONFIG = BertConfig(
     max_position_embeddings=24,
     vocab_multiple=32,
 )
+SCANNED = dataclasses.replace(CONFIG, scan_layers=True)
 B, L, P = 4, 16, 5
 
 
@@ -146,10 +147,11 @@ def test_initial_values_are_the_cut_normal_of_the_original():
             assert (leaf == 1).all(), path
 
 
-def test_layers_are_initialised_apart():
-    layers = init(CONFIG)["bert"]["encoder"]["layer"]
-    kernel = np.asarray(layers["intermediate"]["dense"]["kernel"])
-    assert abs(np.corrcoef(kernel[0].ravel(), kernel[1].ravel())[0, 1]) < 0.1
+@pytest.mark.parametrize("params", [init(CONFIG), unstacked(init(SCANNED))], ids=["row", "loop"])
+def test_layers_are_initialised_apart(params):
+    layers = params["bert"]["encoder"]
+    kernels = [layers[f"layer_{index}"]["intermediate"]["dense"]["kernel"] for index in range(3)]
+    assert (abs(np.corrcoef([kernel.ravel() for kernel in kernels]) - np.eye(3)) < 0.1).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -178,10 +180,9 @@ def test_without_next_sentence_there_is_neither_pooler_nor_head():
 
 
 def test_scanned_layers_equal_unrolled_ones():
-    params = init(CONFIG)
-    value, gradient = value_and_gradient(CONFIG, params)
-    unrolled = dataclasses.replace(CONFIG, scan_layers=False)
-    flat_value, flat_gradient = value_and_gradient(unrolled, unstacked(params))
+    params = init(SCANNED)
+    value, gradient = value_and_gradient(SCANNED, params)
+    flat_value, flat_gradient = value_and_gradient(CONFIG, unstacked(params))
     np.testing.assert_allclose(value, flat_value, rtol=1e-6)
     assert_close(unstacked(gradient), flat_gradient, 1e-5)
 
@@ -189,8 +190,8 @@ def test_scanned_layers_equal_unrolled_ones():
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_scanned_bfloat16_layers_are_no_loop_on_a_cpu(monkeypatch, remat):
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = dataclasses.replace(CONFIG, dtype="bfloat16", remat=remat, **no_dropout)
-    params = init(CONFIG)
+    config = dataclasses.replace(SCANNED, dtype="bfloat16", remat=remat, **no_dropout)
+    params = init(SCANNED)
 
     def compute() -> tuple[bool, Any]:
         function = functools.partial(value_and_gradient, config, deterministic=False)

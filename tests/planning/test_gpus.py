@@ -59,6 +59,7 @@ def test_a_step_is_compiled_for_gpus_that_are_not_here(kind, count, dtype):
         intermediate_size=512,
         max_position_embeddings=128,
         dtype=dtype,
+        scan_layers=dtype == "float32",
     )
     config.mesh = MeshConfig(data=-1, fsdp=min(count, 2))
     phase = dataclasses.replace(config.phases[0], seq_len=128, batch_size=16)

@@ -44,10 +44,10 @@ class Sizes(NamedTuple):
     def matrices(self) -> int:
         return LAYERS * self.layer + self.heads + self.table + self.positions
 
-    @property
-    def gathered(self) -> int:
-        """What fsdp gathers: layers forward and again backward, the last and the rest once."""
-        return (2 * LAYERS - 1) * self.layer + self.heads + self.table
+    def gathered(self, scan_layers: bool) -> int:
+        """What fsdp gathers: all once; in a loop, all layers but the last again backward."""
+        times = 2 * LAYERS - 1 if scan_layers else LAYERS
+        return times * self.layer + self.heads + self.table
 
     @property
     def all(self) -> int:
@@ -68,7 +68,7 @@ def sizes(tensor: int = 1) -> Sizes:
     )
 
 
-def config(**mesh: Any) -> Config:
+def config(scan_layers: bool = False, **mesh: Any) -> Config:
     # Without dropout, which sends nothing and takes long to compile.
     model = BertConfig(
         vocab_size=VOCAB,
@@ -80,6 +80,7 @@ def config(**mesh: Any) -> Config:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         dtype="bfloat16",
+        scan_layers=scan_layers,
     )
     phase = Phase(seq_len=LENGTH, steps=10, batch_size=ROWS, max_predictions=PREDICTIONS)
     return Config(
@@ -133,11 +134,13 @@ def no_tpu() -> None:
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")
 
 
-def test_data_parallel_sends_each_gradient_once():
-    found = sent(config(data=8))
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_data_parallel_sends_each_gradient_once(scan_layers):
+    found = sent(config(scan_layers, data=8))
     assert_sent(found, {("all-reduce", "f32"): 4 * sizes().all})
-    # One in the loop over all layers but the last, and one after it.
-    assert sorted(each.times for each in found) == [1, LAYERS - 1]
+    # One in the loop over all layers but the last, and one after it; or one of all.
+    times = [1, LAYERS - 1] if scan_layers else [1]
+    assert sorted(each.times for each in found) == times
     assert {each.group_size for each in found} == {8}
 
 
@@ -163,19 +166,20 @@ def test_zero_sends_gradients_to_their_part_and_parameters_back():
     assert_sent(sent(config(data=8, shard_optimizer=True)), expected)
 
 
-def test_fsdp_gathers_weights_and_scatters_gradients():
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_fsdp_gathers_weights_and_scatters_gradients(scan_layers):
     size = sizes()
     expected = {
-        ("all-gather", "bf16"): 2 * size.gathered,
+        ("all-gather", "bf16"): 2 * size.gathered(scan_layers),
         ("all-gather", "f32"): 4 * size.positions,  # added to the embeddings in float32
         ("reduce-scatter", "f32"): 4 * size.matrices,
         ("all-reduce", "f32"): 4 * size.vectors,
     }
-    found = sent(config(data=1, fsdp=8))
+    found = sent(config(scan_layers, data=1, fsdp=8))
     assert_sent(found, expected)
-    # A layer's six kernels, as they are used, each in its direction.
+    # A looped layer's six kernels, as they are used, each in its direction.
     gathered = [each for each in found if each.kind == "all-gather" and each.times == LAYERS - 1]
-    assert len(gathered) == 12
+    assert len(gathered) == (12 if scan_layers else 0)
 
 
 def tensor_parallel(data: int, tensor: int) -> tuple[dict[tuple[str, str], int], int]:
@@ -205,13 +209,14 @@ def test_tensor_parallel_adds_up_activations_and_keeps_the_vocabulary_apart():
     assert_sent([each for each in reduced if each.group_size == 4], gradients)
 
 
-def test_all_three_together_gather_nothing_but_weights():
-    found = sent(config(data=2, fsdp=2, tensor=2))
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_all_three_together_gather_nothing_but_weights(scan_layers):
+    found = sent(config(scan_layers, data=2, fsdp=2, tensor=2))
     size, rows = sizes(tensor=2), ROWS // 4
     _, maximum = tensor_parallel(data=4, tensor=2)
     gathers = [each for each in found if each.kind == "all-gather" and each.bytes > maximum]
     expected = {
-        ("all-gather", "bf16"): 2 * size.gathered,
+        ("all-gather", "bf16"): 2 * size.gathered(scan_layers),
         ("all-gather", "f32"): 4 * size.positions,
     }
     assert_sent(gathers, expected)

@@ -102,7 +102,7 @@ def test_the_optimizer_is_spread_over_all_devices_where_parameters_are_not(rule,
 
 def test_no_layer_of_a_scan_is_cut_from_the_others():
     config = Config(
-        model=dataclasses.replace(MODEL, num_hidden_layers=8),
+        model=dataclasses.replace(MODEL, num_hidden_layers=8, scan_layers=True),
         mesh=MeshConfig(data=8, shard_optimizer=True),
     )
     state = make_abstract(config, make_mesh(config.mesh))
@@ -116,7 +116,7 @@ def test_heads_are_not_cut_but_on_a_tpu():
     config = Config(model=model_size("base"), mesh=MeshConfig(data=1, fsdp=8))
     params = names(make_abstract(config, make_mesh(config.mesh)).params)
     kernels = [leaf for name, leaf in params.items() if re.search("(query|key|value)/kernel", name)]
-    assert len(kernels) == 3
+    assert len(kernels) == 3 * config.model.num_hidden_layers
     assert {shards(leaf) for leaf in kernels} == {8}
     assert {leaf.sharding.shard_shape(leaf.shape)[-2:] for leaf in kernels} == {(12, 64)}
 
