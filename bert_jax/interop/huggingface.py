@@ -125,7 +125,7 @@ def download(name: str) -> Path:
     """The directory of a model of the hub, fetched or from the cache; no pickle is fetched.
 
     Raises:
-      UserError: it cannot be fetched, or `huggingface_hub` is not installed.
+      UserError: it cannot be fetched or is no model, or `huggingface_hub` is not installed.
     """
     try:
         from huggingface_hub import snapshot_download
@@ -146,11 +146,13 @@ def download(name: str) -> Path:
             "network; where it is private or gated, log in: hf auth login"
         ) from None
     directory = Path(fetched)
+    fields = read_json(directory / CONFIG, _MAX_JSON)
+    if fields is None:
+        raise UserError(f"{name}: the Hugging Face hub has no {CONFIG} of it, so it is no model")
     if not any(directory.glob("*.safetensors")):
-        named = _named(read_json(directory / CONFIG, _MAX_JSON) or {})
         raise UserError(
             f"{name}: the Hugging Face hub has no safetensors of it, and a pickle, which runs code "
-            f"when it is read, is not fetched; {_trusted(repr(name), named)}"
+            f"when it is read, is not fetched; {_trusted(repr(name), _named(fields))}"
         )
     return directory
 
@@ -206,6 +208,8 @@ def _read_sharded(directory: Path, index: dict[str, Any]) -> dict[str, Tensor]:
     for file in sorted(set(places.values())):
         if not re.fullmatch(r"[\w-][\w.-]*\.safetensors", file):
             raise UserError(f"{where}: {file!r} is not the name of a safetensors file beside it")
+        if not (directory / file).exists():
+            raise UserError(f"{where}: {file}, which it names, is missing; fetch it too")
         for name, tensor in read_safetensors(directory / file).items():
             if places.get(name) != file:
                 raise UserError(f"{where}: {name} is in {file}, and the index doesn't say so")

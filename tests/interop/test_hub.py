@@ -56,6 +56,9 @@ def test_a_model_of_the_hub_that_is_pickled_alone(model, monkeypatch):
     assert said.startswith("someone/small: ")
     assert "not fetched" in said
     assert "BertForPreTraining.from_pretrained('someone/small').save_pretrained(NEW_DIR)" in said
+    (model / "config.json").unlink()
+    with pytest.raises(UserError, match=r"small: the Hugging Face hub has no config\.json"):
+        load_weights("someone/small")
 
 
 def test_a_model_of_the_hub_that_is_not_for_all(monkeypatch):

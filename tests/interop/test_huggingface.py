@@ -329,7 +329,7 @@ def test_sharded_files_are_one_model(pretraining, tmp_path):
     [
         ({"a": "../model-1.safetensors"}, "not the name of a safetensors file beside it"),
         ({"a": "/etc/passwd"}, "not the name of a safetensors file beside it"),
-        ({"a": "model-9.safetensors"}, "model-9.safetensors: not a whole safetensors file"),
+        ({"a": "model-9.safetensors"}, "model-9.safetensors, which it names, is missing"),
         ({"a": "model-1.safetensors"}, "a is not in model-1.safetensors"),
         ({"a": "pipe.safetensors"}, "not a regular file"),
         (
