@@ -44,8 +44,8 @@ def test_the_tpu_s_compiler_takes_ours(topology, expected):
 def test_the_user_s_go_before_ours_which_can_be_taken_away():
     mesh = tpu_mesh("v5e:2x2")
     ours = DEFAULTS["TPU v5 lite"]
-    first, second, third = ours
-    given = f"{first}=false, xla_tpu_rwb_fusion=true,{second}=,{third}="
+    first, *others = ours
+    given = ",".join([f"{first}=false", " xla_tpu_rwb_fusion=true", *(f"{one}=" for one in others)])
     check_xla_options(given, mesh)
     options = compiler_options(given, mesh)
     assert options == {first: False, "xla_tpu_rwb_fusion": True}
