@@ -1,10 +1,11 @@
 """The schema of a fine-tuning run; the defaults are the paper's (Devlin et al., 2019, A.3)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
-from bert_jax.config import OptimizerConfig, RunConfig, group, setting
+from bert_jax.config import BertConfig, OptimizerConfig, RunConfig, group, setting
 from bert_jax.errors import UserError
+from bert_jax.interop.init_from import OF_THE_RECIPE
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.task import Task
 
@@ -57,6 +58,7 @@ class FinetuneConfig(RunConfig):
 
     def validate(self) -> None:
         """Check every value and what must hold across fields, as `RunConfig.validate`."""
+        _check_model(self.model)
         RunConfig.validate(self)
         if self.steps:
             raise UserError(f"config.steps={self.steps}: follows from the examples; set epochs")
@@ -87,3 +89,18 @@ class FinetuneConfig(RunConfig):
                 f"config.batch_size={self.batch_size} does not divide into "
                 f"config.optimizer.accumulate={self.optimizer.accumulate} micro-batches"
             )
+
+
+def _check_model(model: BertConfig) -> None:
+    for spec in fields(BertConfig):
+        value = getattr(model, spec.name)
+        if spec.name not in OF_THE_RECIPE and value != spec.default:
+            raise UserError(
+                f"config.model.{spec.name}={value!r}: the architecture is that of init_from; leave "
+                "it out"
+            )
+    if model.scan_layers:
+        raise UserError(
+            "config.model.scan_layers=True: layers that are frozen or have rates of their own are "
+            "arrays of their own; leave it out"
+        )

@@ -98,8 +98,7 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
     if len(config.task.columns) > 1:
         weights.check_pairs()
     tokenizer = _tokenizer(weights, config.task.max_length)
-    # Unrolled: layers of rates of their own, and layers that are frozen, are arrays of their own.
-    model = dataclasses.replace(adopted_model(config.model, weights), scan_layers=False)
+    model = adopted_model(config.model, weights)
     config = dataclasses.replace(config, model=model)
     if config.freeze_layers > model.num_hidden_layers:
         raise UserError(

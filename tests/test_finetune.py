@@ -217,9 +217,14 @@ def test_the_best_state_is_kept_though_the_step_before_it_was_skipped(
 
 @pytest.mark.parametrize(
     ("flag", "told"),
-    [("steps=100", "set epochs"), ("optimizer.warmup_steps=5", "set config.warmup_fraction")],
+    [
+        ("steps=100", "set epochs"),
+        ("optimizer.warmup_steps=5", "set config.warmup_fraction"),
+        ("model.scan_layers=True", "are arrays of their own; leave it out"),
+        ("model.hidden_size=128", r"config\.model\.hidden_size=128: the architecture is that of"),
+    ],
 )
-def test_what_follows_from_the_examples_cannot_be_set(folder, flag, told):
+def test_what_is_not_to_be_chosen_is_refused(folder, flag, told):
     config = override(config_of(folder), [f"--config.{flag}"])
     with pytest.raises(UserError, match=told):
         config.validate()

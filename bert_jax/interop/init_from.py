@@ -17,7 +17,7 @@ from bert_jax.models.config_json import COMPUTATION
 from bert_jax.training.cluster import SAME_FILES, Cluster
 
 # How the model is computed and regularised is the recipe's; what it is, the weights'.
-_OF_THE_RECIPE = COMPUTATION | {"hidden_dropout_prob", "attention_probs_dropout_prob"}
+OF_THE_RECIPE = COMPUTATION | {"hidden_dropout_prob", "attention_probs_dropout_prob"}
 
 
 def adopt(config: Config, weights: Weights) -> Config:
@@ -49,7 +49,7 @@ def adopt(config: Config, weights: Weights) -> Config:
 
 def adopted_model(model: BertConfig, weights: Weights) -> BertConfig:
     """The architecture of `weights`, computed and regularised as `model` is."""
-    names = [spec.name for spec in fields(BertConfig) if spec.name not in _OF_THE_RECIPE]
+    names = [spec.name for spec in fields(BertConfig) if spec.name not in OF_THE_RECIPE]
     return replace(model, **{name: getattr(weights.config, name) for name in names})
 
 
