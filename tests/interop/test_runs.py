@@ -151,10 +151,10 @@ def test_a_run_is_given_away_and_told_of(run, tmp_path):
 
     trained = parameters(run, 12)
     written = load_file(tmp_path / "hf" / "model.safetensors")
-    layer = trained["bert"]["encoder"]["layer"]
+    layer = trained["bert"]["encoder"]["layer_1"]
     assert np.array_equal(
         written["bert.encoder.layer.1.intermediate.dense.weight"],
-        np.asarray(layer["intermediate"]["dense"]["kernel"])[1].T,
+        np.asarray(layer["intermediate"]["dense"]["kernel"]).T,
     )
     words = np.asarray(trained["bert"]["embeddings"]["word_embeddings"])
     size = weights.config.vocab_size
