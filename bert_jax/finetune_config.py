@@ -1,11 +1,11 @@
 """The schema of a fine-tuning run; the defaults are the paper's (Devlin et al., 2019, A.3)."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from bert_jax.config import BertConfig, OptimizerConfig, RunConfig, group, setting
 from bert_jax.errors import UserError
-from bert_jax.interop.init_from import OF_THE_RECIPE
+from bert_jax.models.config_json import ARCHITECTURE
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.task import Task
 
@@ -92,12 +92,13 @@ class FinetuneConfig(RunConfig):
 
 
 def _check_model(model: BertConfig) -> None:
-    for spec in fields(BertConfig):
-        value = getattr(model, spec.name)
-        if spec.name not in OF_THE_RECIPE and value != spec.default:
+    default = BertConfig()
+    for name in ARCHITECTURE:
+        value = getattr(model, name)
+        if value != getattr(default, name):
             raise UserError(
-                f"config.model.{spec.name}={value!r}: the architecture is that of init_from; leave "
-                "it out"
+                f"config.model.{name}={value!r}: the architecture is that of init_from; leave it "
+                "out"
             )
     if model.scan_layers:
         raise UserError(

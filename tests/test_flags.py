@@ -51,12 +51,12 @@ def test_overrides_reach_every_kind_of_field():
         "--config.phases[0].steps=500",
         "--config.data.whole_word",
         "--config.data.dir=x/y",
-        "--noconfig.model.scan_layers",
+        "--noconfig.data.next_sentence",
     )
     assert config.optimizer.learning_rate == 3e-4
     assert [phase.steps for phase in config.phases] == [500, 100_000]
     assert config.data.whole_word
-    assert not config.model.scan_layers
+    assert not config.data.next_sentence
     assert config.data.dir == "x/y"
 
 

@@ -150,7 +150,7 @@ def packing_config(shards: Path, packing: bool) -> Config:
     """Four steps, many of whose sequences are short; without dropout, whose draws go by place."""
     config = small_config(shards)
     config.phases = (Phase(seq_len=64, steps=4, batch_size=16, max_predictions=10),)
-    config.model.num_hidden_layers, config.model.scan_layers = 1, False
+    config.model.num_hidden_layers = 1
     config.model.hidden_dropout_prob = config.model.attention_probs_dropout_prob = 0.0
     config.data.short_seq_prob, config.data.packing = 0.8, packing
     config.mesh.tensor = 2

@@ -146,13 +146,13 @@ def download(name: str) -> Path:
             "network; where it is private or gated, log in: hf auth login"
         ) from None
     directory = Path(fetched)
-    fields = read_json(directory / CONFIG, _MAX_JSON)
-    if fields is None:
+    if not (directory / CONFIG).exists():
         raise UserError(f"{name}: the Hugging Face hub has no {CONFIG} of it, so it is no model")
     if not any(directory.glob("*.safetensors")):
+        named = _named(read_json(directory / CONFIG, _MAX_JSON) or {})
         raise UserError(
             f"{name}: the Hugging Face hub has no safetensors of it, and a pickle, which runs code "
-            f"when it is read, is not fetched; {_trusted(repr(name), _named(fields))}"
+            f"when it is read, is not fetched; {_trusted(repr(name), named)}"
         )
     return directory
 

@@ -1,7 +1,7 @@
 """Training that goes on from given weights: their model, their vocabulary, and new words in it."""
 
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,8 @@ from bert_jax.data.vocabulary_files import read_vocab
 from bert_jax.errors import UserError
 from bert_jax.interop.params import VOCABULARY, load_params
 from bert_jax.interop.weights import Tensor, Weights
-from bert_jax.models.config_json import COMPUTATION
+from bert_jax.models.config_json import ARCHITECTURE
 from bert_jax.training.cluster import SAME_FILES, Cluster
-
-# How the model is computed and regularised is the recipe's; what it is, the weights'.
-OF_THE_RECIPE = COMPUTATION | {"hidden_dropout_prob", "attention_probs_dropout_prob"}
 
 
 def adopt(config: Config, weights: Weights) -> Config:
@@ -49,8 +46,7 @@ def adopt(config: Config, weights: Weights) -> Config:
 
 def adopted_model(model: BertConfig, weights: Weights) -> BertConfig:
     """The architecture of `weights`, computed and regularised as `model` is."""
-    names = [spec.name for spec in fields(BertConfig) if spec.name not in OF_THE_RECIPE]
-    return replace(model, **{name: getattr(weights.config, name) for name in names})
+    return replace(model, **{name: getattr(weights.config, name) for name in ARCHITECTURE})
 
 
 def check_same_weights(weights: Weights, cluster: Cluster) -> None:

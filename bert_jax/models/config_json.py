@@ -27,6 +27,12 @@ COMPUTATION = {
     "attention",
     "dropout_bits",
 }
+# What given weights determine; how they are computed and regularised is a recipe's.
+ARCHITECTURE = tuple(
+    spec.name
+    for spec in dataclasses.fields(BertConfig)
+    if spec.name not in COMPUTATION | {"hidden_dropout_prob", "attention_probs_dropout_prob"}
+)
 # What else config.json may ask of a BERT, and the only value that this encoder computes.
 _FIXED = {
     "model_type": "bert",

@@ -66,6 +66,13 @@ def test_padding_is_less_than_in_batches_by_chance():
     assert padding_share(lengths, bucketed) < 0.25 < 0.5 < padding_share(lengths, by_chance)
 
 
+def test_the_share_of_padding_is_counted():
+    lengths = np.array([8, 4, 16, 10])
+    # A batch of 2 x 8 positions with 12 pieces, and one of 2 x 16 with 26.
+    batches = [np.array([0, 1]), np.array([2, 3])]
+    assert padding_share(lengths, batches) == pytest.approx(1 - 38 / 48)
+
+
 @given(st.integers(1, 5000))
 def test_sequences_are_padded_to_one_of_few_lengths(length):
     padded = padded_length(length)

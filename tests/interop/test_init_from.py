@@ -56,11 +56,11 @@ def initial(config: BertConfig) -> Any:
 
 def test_what_the_model_is_comes_from_the_weights(weights, source):
     config = get_config()
-    config.model.scan_layers, config.model.dtype = False, "bfloat16"
+    config.model.scan_layers, config.model.dtype = True, "bfloat16"
     config.model.hidden_dropout_prob, config.model.gradient_dtype = 0.2, "bfloat16"
     adopted = adopt(config, weights)
     expected = {"hidden_size": 32, "num_hidden_layers": 3, "hidden_act": "gelu"}
-    expected |= {"layer_norm_eps": 1e-6, "scan_layers": False, "dtype": "bfloat16"}
+    expected |= {"layer_norm_eps": 1e-6, "scan_layers": True, "dtype": "bfloat16"}
     expected |= {"gradient_dtype": "bfloat16"}
     expected |= {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.1}
     assert {name: getattr(adopted.model, name) for name in expected} == expected

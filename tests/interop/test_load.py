@@ -186,7 +186,7 @@ def test_every_hidden_state_and_attention_map_is_transformers(
 ):
     theirs = peer("BertModel", seed=3, hidden_act=activation, num_attention_heads=8)
     weights = load_weights(save_peer(theirs, tmp_path / "theirs"))
-    config = dataclasses.replace(weights.config, scan_layers=False)
+    config = weights.config
     rng, place = np.random.default_rng(1), np.arange(40)
     lengths = np.array(ROWS[rows])[:, None]
     inputs = {

@@ -22,7 +22,6 @@ CONFIG = BertConfig(
     intermediate_size=48,
     max_position_embeddings=40,
     vocab_multiple=1,
-    scan_layers=False,
 )
 ENCODER = {"bert/embeddings", *(f"bert/encoder/layer_{i}" for i in range(3))}
 

@@ -51,9 +51,15 @@ def files(directory: Path) -> dict[str, bytes]:
 def test_stacked_layers_and_padded_rows_are_told_apart():
     """Each layer has its own of the stack, and the table its first rows: the rest is padding."""
     depth = 12  # numbers of two digits among them
-    sizes: Any = {"hidden_size": 8, "num_hidden_layers": depth, "num_attention_heads": 2}
-    sizes |= {"intermediate_size": 12, "scan_layers": True}
-    config = BertConfig(vocab_size=21, vocab_multiple=8, **sizes)
+    config = BertConfig(
+        vocab_size=21,
+        hidden_size=8,
+        num_hidden_layers=depth,
+        num_attention_heads=2,
+        intermediate_size=12,
+        vocab_multiple=8,
+        scan_layers=True,
+    )
     like = jax.eval_shape(lambda: pretraining(BertForPreTraining(config)).init(jax.random.key(0)))
     rng = np.random.default_rng(0)
     leaves: dict[str, Any] = dict(flatten_dict(nn.meta.unbox(like), sep="/"))

@@ -23,6 +23,7 @@ SMALL = BertConfig(
     intermediate_size=48,
     max_position_embeddings=40,
     vocab_multiple=16,
+    scan_layers=True,
 )
 SHAPES = {
     "small-gelu_new": SMALL,

@@ -22,7 +22,6 @@ CONFIG = BertConfig(
     num_attention_heads=2,
     intermediate_size=32,
     max_position_embeddings=16,
-    scan_layers=False,
     # Far enough from uniform attention for a key too many to be seen.
     initializer_range=0.3,
 )

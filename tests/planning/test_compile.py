@@ -59,7 +59,7 @@ def test_the_batch_is_that_of_the_pipeline(shards):
 def test_a_packed_phase_is_planned_for_a_row_a_sequence():
     config = get_config()
     config.data.packing = True
-    config.model.num_hidden_layers, config.model.scan_layers = 1, False
+    config.model.num_hidden_layers = 1
     memory = compile_phase(config, config.phases[0], jax.devices()[:1]).memory
     # Ids, types, segments and positions; what is to be predicted, 15 % and at most 0.55 more for
     # each of 8 sequences a row: 9.2, so 10; and their [CLS].

@@ -80,7 +80,7 @@ def saved(folder: Path) -> tuple[Path, Any]:
     config, weights = config_of(folder), load_weights(folder / "model")
     task = config.task.learn(config.task.read(folder / "train.conll"))
     adopted = adopted_model(config.model, weights)
-    config.model = dataclasses.replace(adopted, scan_layers=False, vocab_multiple=1)
+    config.model = dataclasses.replace(adopted, vocab_multiple=1)
     model, ids = task.model(config.model), jnp.zeros((1, 8), jnp.int32)
     abstract: Any = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), ids, ids, ids))
     rng = np.random.default_rng(0)

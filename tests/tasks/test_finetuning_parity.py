@@ -102,7 +102,7 @@ def our_losses(task: Task, directory: Path, data: list[dict[str, np.ndarray]]) -
     """The loss of each step of the compiled training step, weights read from `directory`."""
     weights = load_weights(directory)
     config = dataclasses.replace(
-        weights.config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, scan_layers=False
+        weights.config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     rate = functools.partial(layer_rate, layers=config.num_hidden_layers)
     feature = {name: array[0] for name, array in data[0].items()}

@@ -22,7 +22,6 @@ CONFIG = BertConfig(
     intermediate_size=24,
     max_position_embeddings=64,
     vocab_multiple=8,
-    scan_layers=False,
 )
 MODEL = BertModel(CONFIG)
 

@@ -35,7 +35,6 @@ CONFIG = BertConfig(
     intermediate_size=32,
     max_position_embeddings=LENGTH,
     vocab_multiple=8,
-    scan_layers=False,
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
     # Far enough from uniform attention for a key too many to be seen.

@@ -33,7 +33,6 @@ CONFIG = BertConfig(
     intermediate_size=32,
     max_position_embeddings=32,
     vocab_multiple=8,
-    scan_layers=False,
 )
 
 

@@ -48,7 +48,7 @@ def test_a_packed_step_is_the_unpacked_one(shards, next_sentence):
     segments = both[1]["segment_ids"]
     assert len(segments) < PHASE.batch_size
     assert not segments.any(axis=1).all(), "no row is empty: nothing shows that one does no harm"
-    one_layer = dataclasses.replace(CONFIG, num_hidden_layers=1, scan_layers=False)
+    one_layer = dataclasses.replace(CONFIG, num_hidden_layers=1)
     objective = pretraining(BertForPreTraining(one_layer, next_sentence=next_sentence))
     # The parameters then tell the gradients as they are.
     optimizer = optax.sgd(1.0)

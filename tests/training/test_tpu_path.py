@@ -22,8 +22,9 @@ def step_for_a_tpu(model: BertConfig, length: int) -> str:
 
 
 @pytest.mark.slow
-def test_attention_at_512_is_a_kernel_that_writes_no_scores():
-    program = step_for_a_tpu(MODEL, 512)
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_attention_at_512_is_a_kernel_that_writes_no_scores(scan_layers):
+    program = step_for_a_tpu(dataclasses.replace(MODEL, scan_layers=scan_layers), 512)
     # A device works on its own rows and heads: 8 rows over fsdp=2, 2 heads over tensor=2.
     assert re.search(r"forward_kernel\S* = bf16\[4,512,64\]", program)
     assert re.search(r"backward_kernel\S* = \(bf16\[4,512,64\]", program)
