@@ -24,7 +24,7 @@ from bert_jax.errors import UserError
 ARTICLES = [f"Article {n} begins here. It goes on.\n\nIt ends with {n} é." for n in range(50)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # TFDS takes a name once in a process
 def tfds_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `data_dir` of TFDS with the data set `tiny_prose`, prepared by TFDS itself."""
     tfds = pytest.importorskip("tensorflow_datasets")
