@@ -24,6 +24,15 @@ def masks(batch: int, length: int) -> np.ndarray:
     return mask
 
 
+def packed_segments() -> np.ndarray:
+    """Three rows of 400: of several sequences, of one with padding, of none; ids from 1 on."""
+    segments = np.zeros((3, 400), np.int32)
+    for row, lengths in zip(segments, [[130, 7, 200], [390], []], strict=True):
+        ids = np.repeat(np.arange(len(lengths)) + 1, lengths)
+        row[: len(ids)] = ids
+    return segments
+
+
 def deviation(ours: jax.Array, expected: jax.Array) -> float:
     """Largest difference, of the largest value."""
     a, b = np.asarray(ours, np.float32), np.asarray(expected, np.float32)

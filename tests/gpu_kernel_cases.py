@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from attention_cases import SEED, deviation, masks
+from attention_cases import SEED, deviation, masks, packed_segments
 
 from bert_jax.models.attention import attention, mask_bias
 from bert_jax.models.dropout import dropout
@@ -127,6 +127,11 @@ def main() -> None:
             mask = jnp.asarray(masks(*shape[:2]))
             found = attention_deviations(*stacked(shape, "bfloat16"), mask=mask, rate=rate)
             print(f"attention {shape}, rate {rate}: {max(found):.4f}", flush=True)
+            largest = max(largest, *found)
+        segments = jnp.asarray(packed_segments())
+        for shape in ((3, 400, 4, 64), (3, 400, 2, 32)):
+            found = attention_deviations(*stacked(shape, "bfloat16"), segments=segments, rate=rate)
+            print(f"attention {shape}, rate {rate}, packed: {max(found):.4f}", flush=True)
             largest = max(largest, *found)
         for shape in ((16, 128, 768), (4, 512, 1024), (3, 7, 128)):
             found = norm_deviations(shape, "bfloat16", rate)

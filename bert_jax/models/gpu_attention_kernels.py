@@ -19,8 +19,10 @@ from bert_jax.models.kernels import LANES, KernelSettings, summed
 from bert_jax.models.triton import elementwise
 
 _LOG2_E = math.log2(math.e)
-# Of a masked key. Finite: a block of nothing else must not make NaN of a row.
-_MASKED = -1e30
+# Of a masked key. Finite, for a block of nothing else must not make NaN of a row; a power of two,
+# for its product with the unit must be exact: `_exp2` rounds once, and what it takes from a sum was
+# rounded before.
+_MASKED = -(2.0**100)
 _QUERY, _KEY, _VALUE = range(3)
 
 

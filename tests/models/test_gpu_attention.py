@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import SEED, TOLERANCES, deviation, masks
+from attention_cases import SEED, TOLERANCES, deviation, masks, packed_segments
 from gpu_kernel_cases import attend, attention_deviations, stacked
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +14,8 @@ from jax.sharding import AxisType
 
 from bert_jax.models import triton
 from bert_jax.models.gpu_attention import _spans, paired_bits
+from bert_jax.models.gpu_attention_kernels import _MASKED, _unit
+from bert_jax.models.kernels import KernelSettings
 from bert_jax.training.steps import with_rules
 
 
@@ -50,13 +52,17 @@ def test_blocks_without_keys_are_passed_over_and_a_row_without_any_attends_to_al
 @pytest.mark.parametrize("rate", [0, 0.1])
 def test_packed_sequences_attend_within_themselves(rate):
     operands, gradient = stacked((3, 400, 1, 16), "float32")  # padded to 512
-    rows = [[130, 7, 200], [390], []]
-    segments = np.zeros((3, 400), np.int32)
-    for row, lengths in zip(segments, rows, strict=True):
-        ids = np.repeat(np.arange(len(lengths)) + 1, lengths)
-        row[: len(ids)] = ids
-    found = attention_deviations(operands, gradient, segments=jnp.asarray(segments), rate=rate)
+    segments = jnp.asarray(packed_segments())
+    found = attention_deviations(operands, gradient, segments=segments, rate=rate)
     assert max(found) < TOLERANCES["float32"]
+
+
+@pytest.mark.parametrize("width", [16, 32, 64, 80, 128])
+def test_a_block_without_keys_weighs_the_same_however_its_scores_are_rounded(width):
+    """A GPU rounds the difference of score and largest score once, which left 2^(8e20) of 0."""
+    unit = np.float32(_unit(KernelSettings(1, width, 128, 0.0, True)))
+    masked = np.float32(_MASKED)
+    assert np.float64(masked) * np.float64(unit) == masked * unit
 
 
 @given(st.lists(st.integers(0, 3), min_size=3, max_size=3), st.integers(0, 2**32 - 1))
