@@ -2,6 +2,7 @@
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -51,8 +52,8 @@ CONFIG = BertConfig(
 )
 
 
-def loss_and_gradient(config: BertConfig) -> tuple[jax.Array, Any]:
-    """Of a whole model with dropout, at positions that are no padding."""
+def loss_of(config: BertConfig) -> tuple[Callable[[Any], jax.Array], Any]:
+    """The loss of a whole model with dropout, at positions that are no padding, and parameters."""
     rng = np.random.default_rng(0)
     batch = {
         "input_ids": rng.integers(0, 90, (8, 128)),
@@ -63,14 +64,17 @@ def loss_and_gradient(config: BertConfig) -> tuple[jax.Array, Any]:
     model = BertForPreTraining(config)
     params = jax.jit(model.init)(jax.random.key(0), **batch)
 
-    @jax.jit
-    @jax.value_and_grad
     def of(params: Any) -> jax.Array:
         rngs = {"dropout": jax.random.key(1)}
         outputs: Any = model.apply(params, **batch, deterministic=False, rngs=rngs)
         return jax.nn.log_softmax(outputs["mlm_logits"])[..., 7].mean()
 
-    return of(params)
+    return of, params
+
+
+def loss_and_gradient(config: BertConfig) -> tuple[jax.Array, Any]:
+    loss, params = loss_of(config)
+    return jax.jit(jax.value_and_grad(loss))(params)
 
 
 @functools.cache

@@ -1,5 +1,8 @@
 """What the train steps of the recipes need on TPUs, as recorded; a change is to be seen here first.
 
+Of a model's layers three are compiled: the first, which gives the embeddings their gradient, the
+last, which is computed at some positions alone, and one like all between, which take their time.
+
     python tests/recorded_plans.py
 
 compiles all of them and writes `tests/planning/recorded.json` anew: commit it with the change that
@@ -17,15 +20,19 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).parent / "planning" / "recorded.json"
-RECIPES = ("base", "large", "base_fast")
-SLICES = ("v5e:8x8", "v6e:8x8")
-# What these need is what a v5e needs, to a percent: one recipe shows that they compile.
-ALIKE = ("v4:4x4x4", "v5p:4x4x4")
+# Of each recipe both phases, and both on the chips that recipes are for.
 CASES = [
-    (recipe, phase, topology)
-    for recipe in RECIPES
-    for phase in (0, 1)
-    for topology in (*SLICES, *(ALIKE if recipe == "base_fast" else ()))
+    ("base", 0, "v5e:8x8"),
+    ("base", 1, "v5e:8x8"),
+    ("large", 0, "v6e:8x8"),
+    ("large", 1, "v5e:8x8"),
+    ("base_fast", 0, "v5e:8x8"),
+    ("base_fast", 1, "v5e:8x8"),
+    ("base_fast", 0, "v6e:8x8"),
+    ("base_fast", 1, "v6e:8x8"),
+    # What these need is what a v5e needs, to a percent: this shows that they compile.
+    ("base_fast", 0, "v4:4x4x4"),
+    ("base_fast", 1, "v5p:4x4x4"),
 ]
 # As many as the cores of a small machine: a compilation uses little more than one.
 _PROCESSES = 2
@@ -55,6 +62,7 @@ def measure(case: tuple[str, int, str]) -> dict[str, Any]:
     jax.config.update("jax_optimization_level", "O1")
     jax.config.update("jax_enable_compilation_cache", False)
     config = load_config(recipe)
+    config.model.num_hidden_layers = 3
     config.validate()
     devices = describe_devices(topology)
     try:

@@ -205,7 +205,7 @@ def test_masks_are_filled_by_a_model_of_few_positions(shards, tmp_path):
 
 def test_without_next_sentence_prediction(shards, tmp_path):
     config = small_config(shards)
-    config.data.next_sentence = False
+    config.data.next_sentence, config.phases = False, config.phases[:1]
     assert train(config, tmp_path / "run")
     assert not any("nsp_loss" in record for record in read_metrics(tmp_path / "run"))
     assert "NSP loss" not in (tmp_path / "run/report.html").read_text()

@@ -19,15 +19,17 @@ from bert_jax.models.kernels import KernelSettings
 from bert_jax.training.steps import with_rules
 
 
-@pytest.mark.parametrize("rate", [0, 0.1])
 @pytest.mark.parametrize(
-    ("shape", "dtype", "generation"),
+    ("shape", "dtype", "generation", "rate"),
     [
-        ((3, 128, 2, 64), "bfloat16", 9),  # all keys in one program
-        ((3, 128, 1, 32), "float32", 8),
-        ((3, 200, 1, 64), "float32", 8),  # padded to 256
-        ((1, 384, 2, 16), "float32", 9),
-        ((2, 512, 1, 64), "bfloat16", 10),
+        ((3, 128, 2, 64), "bfloat16", 9, 0),  # all keys in one program
+        ((3, 128, 2, 64), "bfloat16", 9, 0.1),
+        ((3, 128, 1, 32), "float32", 8, 0.1),
+        ((3, 200, 1, 64), "float32", 8, 0),  # padded to 256
+        ((3, 200, 1, 64), "float32", 8, 0.1),
+        ((1, 384, 2, 16), "float32", 9, 0.1),
+        ((2, 512, 1, 64), "bfloat16", 10, 0),
+        ((2, 512, 1, 64), "bfloat16", 10, 0.1),
     ],
 )
 def test_the_kernels_are_plain_attention(shape, dtype, generation, rate, monkeypatch):

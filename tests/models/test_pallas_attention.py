@@ -87,18 +87,20 @@ def plainly(
     return context.astype(dtype)
 
 
-@pytest.mark.parametrize("rate", [0, 0.1])
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
+    ("shape", "dtype", "rate"),
     [
-        ((3, 2, 128, 64), "bfloat16"),
-        ((4, 4, 128, 64), "float32"),  # four sequences and two pairs of heads a step
-        ((6, 2, 256, 64), "float32"),  # two sequences a step
-        ((3, 1, 200, 32), "float32"),  # padded to 256
-        ((1, 3, 128, 48), "float32"),  # heads that do not fill the lanes
-        ((1, 2, 128, 128), "float32"),  # one that does
-        ((1, 1, 512, 64), "bfloat16"),
-        ((2, 1, 640, 16), "float32"),  # five blocks of queries
+        ((3, 2, 128, 64), "bfloat16", 0),
+        ((3, 2, 128, 64), "bfloat16", 0.1),
+        ((4, 4, 128, 64), "float32", 0.1),  # four sequences and two pairs of heads a step
+        ((6, 2, 256, 64), "float32", 0.1),  # two sequences a step
+        ((3, 1, 200, 32), "float32", 0),  # padded to 256
+        ((3, 1, 200, 32), "float32", 0.1),
+        ((1, 3, 128, 48), "float32", 0.1),  # heads that do not fill the lanes
+        ((1, 2, 128, 128), "float32", 0.1),  # one that does
+        ((1, 1, 512, 64), "bfloat16", 0.1),
+        ((2, 1, 640, 16), "float32", 0),  # five blocks of queries
+        ((2, 1, 640, 16), "float32", 0.1),
     ],
 )
 def test_the_kernel_and_its_gradients_are_those_of_plain_attention(shape, dtype, rate):
