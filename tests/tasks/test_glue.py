@@ -178,12 +178,12 @@ def test_an_unknown_task_is_told():
         glue_settings("sst", "glue")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # TFDS takes a name once in a process
 def tfds_splits(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a data set with the features of `glue/rte`, prepared by TFDS itself."""
     tfds = pytest.importorskip("tensorflow_datasets")
 
-    class TinyGlue(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    class TinyGlue(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self) -> Any:
