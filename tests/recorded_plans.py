@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).parent / "planning" / "recorded.json"
-# Of each recipe both phases, and both on the chips that recipes are for.
+# Both phases of each recipe, and those of base_fast on a v5e and on a v6e.
 CASES = [
     ("base", 0, "v5e:8x8"),
     ("base", 1, "v5e:8x8"),
