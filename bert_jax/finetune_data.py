@@ -9,14 +9,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.data.buckets import collate, epoch_batches, padded_length
+from bert_jax.data.buckets import cheapest_sizes, collate, epoch_batches, padded_length
 from bert_jax.data.packed_features import piece_places
 from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune_config import FinetuneConfig
+from bert_jax.models.devices import device_platform
 from bert_jax.tasks.inference import Inference
 from bert_jax.tasks.splits import held_out, set_name
 from bert_jax.tasks.task import Feature, Task
+
+# Positions that are trained on in a third of the time, or less, that one more length is compiled
+# in: what was compiled is kept, and takes the next run no time. Of `mini`, two cores of an Intel
+# Xeon compile a length in 8 to 15 s and train on some 5,000 positions a second; of `base`, an H100
+# had the first step done after 19 s, imports included, and trains on 780,000 (docs/gpu_path.md).
+_PROGRAM = {"cpu": 15_000}
+_PROGRAM_ELSEWHERE = 4_000_000
 
 
 class Scored(NamedTuple):
@@ -41,6 +49,7 @@ class Scored(NamedTuple):
 class Computed(NamedTuple):
     """What batches of similar length, or packed ones, come to.
 
+    sizes: lengths that batches are padded to, where they are not packed.
     positions: of a step, padding included, in the mean.
     length: of a row, in the mean.
     padding: share of the positions that is padding.
@@ -48,6 +57,7 @@ class Computed(NamedTuple):
     full: training sequences of the longest length.
     """
 
+    sizes: tuple[int, ...]
     positions: float
     length: float
     padding: float
@@ -153,18 +163,30 @@ def host_batches(
     train: Sequence[Feature],
     plan: Sequence[np.ndarray],
     config: FinetuneConfig,
+    sizes: Sequence[int],
     rows: np.ndarray,
     parts: int,
     pad_id: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """This process's rows of the batches of `plan`, and where packed its groups of `places`."""
+    """This process's rows of the batches of `plan`, and where packed its groups of `places`.
+
+    Args:
+      sizes: as `Computed.sizes`.
+    """
     accumulate = config.optimizer.accumulate
     own_parts = np.unique(rows * parts // config.batch_size)
     groups = np.add.outer(own_parts * accumulate, np.arange(accumulate)).ravel()
     for chosen in plan:
         features = [train[index] for index in chosen]
         length = config.task.max_length
-        batch = collate(features, config.batch_size, pad_id, length, to_longest=config.packing)
+        batch = collate(
+            features,
+            config.batch_size,
+            pad_id,
+            length,
+            sizes=sizes,
+            to_longest=config.packing,
+        )
         own = {name: array[rows] for name, array in batch.items()}
         if config.packing:
             own["places"] = _places(batch["attention_mask"], config, parts)[groups]
@@ -189,16 +211,20 @@ def _computed(train: Sequence[Feature], config: FinetuneConfig, parts: int) -> C
     batches = epoch_plan(train, config, 0)
     most = config.task.max_length
     sequences = np.array([of_feature[batch].sum() for batch in batches])
+    program = _PROGRAM.get(device_platform(), _PROGRAM_ELSEWHERE)
+    passes = config.epochs * int(of_feature[0])
+    sizes = cheapest_sizes(lengths, config.batch_size, passes, program)
     if config.packing:
-        packed = host_batches(train, batches, config, np.arange(config.batch_size), parts, 0)
+        packed = host_batches(train, batches, config, sizes, np.arange(config.batch_size), parts, 0)
         positions = float(sum(batch["places"].size for batch in packed))
         length = float(most)
     else:
-        padded = np.array([min(padded_length(int(lengths[b].max())), most) for b in batches])
+        padded = np.array([min(padded_length(int(lengths[b].max()), sizes), most) for b in batches])
         positions = float((padded * sequences).sum())
         length = positions / float(sequences.sum())
     longest = float(most * sequences.sum())
     return Computed(
+        sizes=sizes,
         positions=positions / len(batches),
         length=length,
         padding=1 - sum(int(feature["attention_mask"].sum()) for feature in train) / positions,

@@ -273,7 +273,8 @@ def _train_epoch(
         return state
     plan = epoch_plan(data.train, config, epoch)
     rows = process_rows(run.mesh, config.batch_size)
-    batches = host_batches(data.train, plan[done:], config, rows, batch_parts(run.mesh), pad_id)
+    sizes, parts = data.computed.sizes, batch_parts(run.mesh)
+    batches = host_batches(data.train, plan[done:], config, sizes, rows, parts, pad_id)
 
     def evaluation(params: Params) -> dict[str, float]:
         said = data.dev.predictions(data.task, _outputs(run, data.dev, params, inference))

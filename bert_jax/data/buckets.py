@@ -18,9 +18,42 @@ _SORTED_TOGETHER = 50
 _ORDER, _WITHIN = 0x0F1E, 0x0F1F
 
 
-def padded_length(length: int) -> int:
-    """The length to pad to: the next of LENGTHS, or of multiples of 128 beyond."""
-    return next((size for size in LENGTHS if size >= length), -(-length // 128) * 128)
+def padded_length(length: int, sizes: Sequence[int] = LENGTHS) -> int:
+    """The length to pad to: the next of `sizes`, or of multiples of 128 beyond."""
+    return next((size for size in sizes if size >= length), -(-length // 128) * 128)
+
+
+def cheapest_sizes(
+    lengths: np.ndarray, batch_size: int, passes: int, program: int
+) -> tuple[int, ...]:
+    """Those of LENGTHS that a run is done soonest with, compilation included.
+
+    The more there are, the less padding is computed, and the more programs are compiled. It is a
+    function of all lengths, not of batches, so that runs of other seeds have the same programs.
+
+    Args:
+      lengths: int [examples], of their sequences.
+      batch_size: examples of a batch.
+      passes: times that a position of each is computed.
+      program: positions that are computed in the time that a program for one size is compiled in.
+
+    Returns:
+      Ascending; the last is the longest sequence's.
+    """
+    ordered = np.sort(lengths)
+    ends = np.minimum(np.arange(0, len(ordered), batch_size) + batch_size, len(ordered))
+    padded = [padded_length(int(length)) for length in ordered[ends - 1]]
+    sizes, batches = np.unique(padded, return_counts=True)
+    rows = batches * batch_size * passes
+    # For each number of the shortest sizes, what they cost at least, and by which that is.
+    best: list[tuple[int, tuple[int, ...]]] = [(0, ())]
+    for end, size in enumerate(sizes.tolist(), start=1):
+        ways = (
+            (cost + program + size * int(rows[start:end].sum()), (*chosen, size))
+            for start, (cost, chosen) in enumerate(best)
+        )
+        best.append(min(ways))
+    return best[-1][1]
 
 
 def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -55,6 +88,7 @@ def collate(
     pad_id: int,
     longest: int | None = None,
     *,
+    sizes: Sequence[int] = LENGTHS,
     to_longest: bool = False,
 ) -> dict[str, np.ndarray]:
     """Features as a batch: padded to one length, and with rows of weight 0 to `batch_size`.
@@ -65,9 +99,10 @@ def collate(
       batch_size: rows of the batch.
       pad_id: pads input_ids; everything else is padded with 0.
       longest: sequence that the model takes; no feature is longer, and none is padded beyond.
+      sizes: lengths to pad to, ascending.
       to_longest: pad all to `longest`.
     """
-    length = padded_length(max(feature["input_ids"].shape[-1] for feature in features))
+    length = padded_length(max(feature["input_ids"].shape[-1] for feature in features), sizes)
     length = longest if longest and to_longest else min(length, longest or length)
     batch = {}
     for name, first in features[0].items():

@@ -1,5 +1,7 @@
 """Batches by length: every example once, a function of (seed, epoch), little padding."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from bert_jax.data.buckets import (
     LENGTHS,
     batches_by_length,
+    cheapest_sizes,
     collate,
     epoch_batches,
     padded_length,
@@ -80,6 +83,35 @@ def test_sequences_are_padded_to_one_of_few_lengths(length):
     assert padded in LENGTHS or padded % 128 == 0
     if length > 16:
         assert padded <= length * 1.5
+
+
+@given(LENGTHS_OF_TEXTS, st.integers(1, 40), st.integers(1, 4), st.integers(0, 100_000))
+def test_no_other_sizes_are_cheaper(lengths, batch_size, passes, program):
+    longest = [lengths[batch].max() for batch in batches_by_length(-lengths, batch_size)]
+
+    def cost(sizes: tuple[int, ...]) -> int:
+        rows = sum(padded_length(length, sizes) for length in longest)
+        return len(sizes) * program + rows * batch_size * passes
+
+    found = cheapest_sizes(lengths, batch_size, passes, program)
+    possible = [size for size in LENGTHS if size <= padded_length(max(longest))]
+    others = (
+        (*chosen, possible[-1])
+        for count in range(len(possible))
+        for chosen in itertools.combinations(possible[:-1], count)
+    )
+    assert found[-1] == possible[-1]
+    assert cost(found) == min(map(cost, others))
+
+
+def test_sizes_are_as_many_as_pay():
+    lengths = np.arange(3, 128).repeat(32)
+    programs = (0, 20_000, 10_000_000)
+    assert [cheapest_sizes(lengths, 32, 1, program) for program in programs] == [
+        (8, 16, 24, 32, 48, 64, 96, 128),
+        (32, 64, 96, 128),
+        (128,),
+    ]
 
 
 @given(LENGTHS_OF_TEXTS, st.integers(1, 40))
