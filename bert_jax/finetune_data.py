@@ -49,7 +49,7 @@ class Scored(NamedTuple):
 class Computed(NamedTuple):
     """What batches of similar length, or packed ones, come to.
 
-    sizes: lengths that batches are padded to, where they are not packed.
+    sizes: lengths that batches are padded to, before the encoder packs them if it does.
     positions: of a step, padding included, in the mean.
     length: of a row, in the mean.
     padding: share of the positions that is padding.
@@ -179,14 +179,7 @@ def host_batches(
     for chosen in plan:
         features = [train[index] for index in chosen]
         length = config.task.max_length
-        batch = collate(
-            features,
-            config.batch_size,
-            pad_id,
-            length,
-            sizes=sizes,
-            to_longest=config.packing,
-        )
+        batch = collate(features, config.batch_size, pad_id, length, sizes=sizes)
         own = {name: array[rows] for name, array in batch.items()}
         if config.packing:
             own["places"] = _places(batch["attention_mask"], config, parts)[groups]
@@ -211,14 +204,15 @@ def _computed(train: Sequence[Feature], config: FinetuneConfig, parts: int) -> C
     batches = epoch_plan(train, config, 0)
     most = config.task.max_length
     sequences = np.array([of_feature[batch].sum() for batch in batches])
-    program = _PROGRAM.get(device_platform(), _PROGRAM_ELSEWHERE)
-    passes = config.epochs * int(of_feature[0])
-    sizes = cheapest_sizes(lengths, config.batch_size, passes, program)
     if config.packing:
+        sizes = (most,)
         packed = host_batches(train, batches, config, sizes, np.arange(config.batch_size), parts, 0)
         positions = float(sum(batch["places"].size for batch in packed))
         length = float(most)
     else:
+        program = _PROGRAM.get(device_platform(), _PROGRAM_ELSEWHERE)
+        passes = config.epochs * int(of_feature[0])
+        sizes = cheapest_sizes(lengths, config.batch_size, passes, program)
         padded = np.array([min(padded_length(int(lengths[b].max()), sizes), most) for b in batches])
         positions = float((padded * sequences).sum())
         length = positions / float(sequences.sum())

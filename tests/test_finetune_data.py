@@ -45,6 +45,6 @@ def test_batches_are_padded_to_the_sizes_that_pay(program, sizes, config, monkey
 
 
 def test_a_length_that_saves_much_has_a_program_of_its_own(config, monkeypatch):
-    few, many = (read(config, program, monkeypatch).computed for program in (5_000, 20_000))
-    assert len(few.sizes) > len(many.sizes) > 1
-    assert few.padding < many.padding
+    cheap, dear = (read(config, program, monkeypatch).computed for program in (5_000, 20_000))
+    assert len(cheap.sizes) > len(dear.sizes) > 1
+    assert cheap.padding < dear.padding

@@ -40,9 +40,9 @@ def cheapest_sizes(
     Returns:
       Ascending; the last is the longest sequence's.
     """
-    ordered = np.sort(lengths)
-    ends = np.minimum(np.arange(0, len(ordered), batch_size) + batch_size, len(ordered))
-    padded = [padded_length(int(length)) for length in ordered[ends - 1]]
+    ordered = np.sort(lengths).tolist()
+    starts = range(0, len(ordered), batch_size)
+    padded = [padded_length(ordered[start : start + batch_size][-1]) for start in starts]
     sizes, batches = np.unique(padded, return_counts=True)
     rows = batches * batch_size * passes
     # For each number of the shortest sizes, what they cost at least, and by which that is.
@@ -89,7 +89,6 @@ def collate(
     longest: int | None = None,
     *,
     sizes: Sequence[int] = LENGTHS,
-    to_longest: bool = False,
 ) -> dict[str, np.ndarray]:
     """Features as a batch: padded to one length, and with rows of weight 0 to `batch_size`.
 
@@ -100,10 +99,9 @@ def collate(
       pad_id: pads input_ids; everything else is padded with 0.
       longest: sequence that the model takes; no feature is longer, and none is padded beyond.
       sizes: lengths to pad to, ascending.
-      to_longest: pad all to `longest`.
     """
     length = padded_length(max(feature["input_ids"].shape[-1] for feature in features), sizes)
-    length = longest if longest and to_longest else min(length, longest or length)
+    length = min(length, longest or length)
     batch = {}
     for name, first in features[0].items():
         ragged = is_sequence(name)

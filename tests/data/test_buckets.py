@@ -155,12 +155,19 @@ def test_a_batch_is_padded_to_the_right_and_below():
 
 
 @pytest.mark.parametrize(
-    ("longest", "to_longest", "width"),
-    [(None, False, 8), (100, False, 8), (7, False, 7), (100, True, 100), (None, True, 8)],
+    ("longest", "sizes", "width"),
+    [
+        (None, LENGTHS, 8),
+        (100, LENGTHS, 8),
+        (7, LENGTHS, 7),
+        (100, (100,), 100),
+        (None, (100,), 100),
+        (7, (100,), 7),
+    ],
 )
-def test_a_batch_is_no_wider_than_the_model_takes_and_as_wide_on_demand(longest, to_longest, width):
+def test_a_batch_is_no_wider_than_the_model_takes_and_as_wide_on_demand(longest, sizes, width):
     features = [feature(3, 1.0), feature(7, 1.0)]
-    batch = collate(features, 2, 9, longest, to_longest=to_longest)
+    batch = collate(features, 2, 9, longest, sizes=sizes)
     assert batch["input_ids"].shape == batch["token_label"].shape == (2, width)
     assert collate(features, 2, 9, longest)["input_ids"].shape == (2, min(width, 8))
     assert batch["attention_mask"].sum(axis=1).tolist() == [3, 7]

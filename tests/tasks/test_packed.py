@@ -59,7 +59,7 @@ def batch_of(task: Task, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     draw = random.Random(1)
     examples = [example(task, draw) for _ in range(BATCH - 2)]
     features = [feature for (feature,) in task.features(examples, tokenizer)]
-    return collate(features, BATCH, tokenizer.pad_id, LENGTH, to_longest=True)
+    return collate(features, BATCH, tokenizer.pad_id, sizes=(LENGTH,))
 
 
 @pytest.fixture
