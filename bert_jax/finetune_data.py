@@ -89,6 +89,13 @@ class Data(NamedTuple):
         others = [_fingerprint([], scored) for scored in self.others.values()]
         return "-".join([self.fingerprint, *others])
 
+    def scored_sizes(self, config: FinetuneConfig) -> tuple[int, ...]:
+        """Lengths to pad to where examples are scored: dev after each epoch, and all at the end."""
+        sets = [self.dev] * (config.epochs + 1) + list(self.others.values())
+        features = [f for scored in sets for of_example in scored.features for f in of_example]
+        rows = config.batch_size // config.optimizer.accumulate
+        return _cheapest_sizes(features, rows, 1)
+
 
 def read_data(config: FinetuneConfig, tokenizer: Tokenizer, parts: int) -> Data:
     """Read the files of the task, learn what it learns, and make features.
@@ -198,6 +205,13 @@ def _lengths(train: Sequence[Feature]) -> np.ndarray:
     return np.array([feature["input_ids"].shape[-1] for feature in train])
 
 
+def _cheapest_sizes(features: Sequence[Feature], batch_size: int, passes: int) -> tuple[int, ...]:
+    """See `cheapest_sizes`; a feature of several sequences is as many."""
+    sequences = features[0]["input_ids"].size // features[0]["input_ids"].shape[-1]
+    program = _PROGRAM.get(device_platform(), _PROGRAM_ELSEWHERE)
+    return cheapest_sizes(_lengths(features), batch_size, passes * sequences, program)
+
+
 def _computed(train: Sequence[Feature], config: FinetuneConfig, parts: int) -> Computed:
     lengths = _lengths(train)
     of_feature = np.array([feature["input_ids"].size for feature in train]) // lengths
@@ -210,9 +224,7 @@ def _computed(train: Sequence[Feature], config: FinetuneConfig, parts: int) -> C
         positions = float(sum(batch["places"].size for batch in packed))
         length = float(most)
     else:
-        program = _PROGRAM.get(device_platform(), _PROGRAM_ELSEWHERE)
-        passes = config.epochs * int(of_feature[0])
-        sizes = cheapest_sizes(lengths, config.batch_size, passes, program)
+        sizes = _cheapest_sizes(train, config.batch_size, config.epochs)
         padded = np.array([min(padded_length(int(lengths[b].max()), sizes), most) for b in batches])
         positions = float((padded * sequences).sum())
         length = positions / float(sequences.sum())

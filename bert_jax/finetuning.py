@@ -140,6 +140,7 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
             config.batch_size // config.optimizer.accumulate,
             mesh,
             longest=task.max_length,
+            sizes=data.scored_sizes(config),
         )
     if session.first:
         print(header(config, data, mesh.shape, state.params, rate, step))

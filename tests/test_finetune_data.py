@@ -1,15 +1,20 @@
-"""The batches of a fine-tuning run: of how many lengths they are."""
+"""The batches of a fine-tuning run, trained on and scored: of how many lengths they are."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from small_finetune import small_config, write_model
 
 from bert_jax import finetune_data
+from bert_jax.data.buckets import collate
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.finetune_data import Data, epoch_plan, host_batches, read_data
+from bert_jax.finetuning import finetune
 from bert_jax.interop import load_weights
+from bert_jax.tasks import inference
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,40 @@ def test_batches_are_padded_to_the_sizes_that_pay(program, sizes, config, monkey
         assert {length for _, length in shapes} == set(sizes)
     positions = sum(count * length for count, length in shapes)
     assert data.computed.positions == pytest.approx(positions / len(shapes), rel=0.05)
+
+
+@pytest.mark.parametrize(("program", "sizes"), [(0, (8, 16, 24, 32, 48, 64)), (10**9, (64,))])
+def test_what_is_scored_is_padded_to_the_sizes_that_pay(program, sizes, config, monkeypatch):
+    assert read(config, program, monkeypatch).scored_sizes(config) == sizes
+
+
+def test_a_run_scores_by_these_sizes(config, monkeypatch, tmp_path):
+    lengths = []
+
+    def collated(*inputs: Any, **sizes: Any) -> dict[str, np.ndarray]:
+        batch = collate(*inputs, **sizes)
+        lengths.append(batch["input_ids"].shape[-1])
+        return batch
+
+    monkeypatch.setattr(finetune_data, "_PROGRAM", {"cpu": 10**9})
+    monkeypatch.setattr(inference, "collate", collated)
+    task = dataclasses.replace(config.task, max_length=32)
+    assert finetune(dataclasses.replace(config, task=task, epochs=1), tmp_path / "run")
+    assert set(lengths) == {32}
+
+
+def test_all_that_is_scored_counts_each_time_that_it_is(config, monkeypatch, tmp_path):
+    """What pays for another length: more epochs, each of which ends with dev, or a large test."""
+    table = Path(config.task.train).read_text()
+    (tmp_path / "large.tsv").write_text(table + table.partition("\n")[2] * 6)
+
+    def lengths(epochs: int, test: str = "") -> int:
+        task = dataclasses.replace(config.task, test=test)
+        scored = dataclasses.replace(config, task=task, epochs=epochs)
+        return len(read(scored, 20_000, monkeypatch).scored_sizes(scored))
+
+    assert lengths(epochs=1) < lengths(epochs=8)
+    assert lengths(epochs=1) < lengths(epochs=1, test=str(tmp_path / "large.tsv"))
 
 
 def test_a_length_that_saves_much_has_a_program_of_its_own(config, monkeypatch):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax.data.buckets import batches_by_length, collate
+from bert_jax.data.buckets import LENGTHS, batches_by_length, collate
 from bert_jax.tasks.task import Feature
 from bert_jax.training.sharding import process_rows, replicated, shard_batch
 from bert_jax.training.steps import with_rules
@@ -30,6 +30,7 @@ class Inference:
         batch_size: int,
         mesh: Mesh | None = None,
         longest: int | None = None,
+        sizes: Sequence[int] = LENGTHS,
     ):
         """Compiles nothing yet.
 
@@ -41,11 +42,13 @@ class Inference:
           mesh: that the parameters lie on, where there is one; all its processes take part with the
             same features, and each gets all outputs.
           longest: sequence that the model takes, where padding could go beyond it.
+          sizes: lengths that batches are padded to, ascending.
         """
         self._pad_id = pad_id
         self._batch_size = batch_size
         self._mesh = mesh
         self._longest = longest
+        self._sizes = sizes
         shardings = replicated(mesh) if mesh else None
         self._forward = jax.jit(with_rules(forward), out_shardings=shardings)
 
@@ -83,7 +86,7 @@ class Inference:
                 {name: features[row][name] for name in _READ if name in features[row]}
                 for row in rows
             ]
-            batch = collate(read, self._batch_size, self._pad_id, self._longest)
+            batch = collate(read, self._batch_size, self._pad_id, self._longest, sizes=self._sizes)
             begun.append((rows, self._forward(params, self._placed(batch))))
             if len(begun) > _IN_FLIGHT:
                 yield begun.popleft()

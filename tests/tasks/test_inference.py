@@ -69,17 +69,18 @@ def test_outputs_are_those_of_one_at_a_time_in_order(params):
             np.testing.assert_allclose(value, expected[name][0], atol=2e-6)
 
 
-def test_a_program_is_compiled_for_each_length_once(params):
+@pytest.mark.parametrize("lengths", [(8, 16, 64), (24, 64), (64,)])
+def test_a_program_is_compiled_for_each_length_once(params, lengths):
     shapes = []
 
     def counted(params: Any, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         shapes.append(batch["input_ids"].shape)  # runs where it is traced
         return forward(params, batch)
 
-    inference = Inference(counted, pad_id=0, batch_size=4)
+    inference = Inference(counted, pad_id=0, batch_size=4, sizes=lengths)
     for _ in range(2):
         inference.outputs(params, features(LENGTHS))
-    assert sorted(shapes) == [(4, 8), (4, 16), (4, 64)]
+    assert sorted(shapes) == [(4, length) for length in lengths]
 
 
 def test_a_mesh_gives_the_same(params):
