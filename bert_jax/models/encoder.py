@@ -1,5 +1,6 @@
 """The encoder: a stack of layers, scanned or unrolled, and the model around it."""
 
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +16,9 @@ from bert_jax.models.devices import device_platform
 from bert_jax.models.embeddings import Embeddings
 from bert_jax.models.layers import PROJECTION, Projection, at_positions
 from bert_jax.models.packed import apart, positions_and_segments, together
+
+# The axis that a stack of layers has before those of each.
+_STACKED = "layers"
 
 
 class Intermediate(nn.Module):
@@ -99,22 +103,46 @@ class Encoder(nn.Module):
             if hidden_states:
                 return jnp.concatenate([hidden[None], states])
             return last if wanted is None else at_positions(last, wanted)
+        if self.is_initializing():
+            self._make_row(hidden, attention_mask, segment_ids)
         layer = rematerialized(c, looped=False)
-        every = [hidden]
+        # However many layers call one function, JAX traces and differentiates it once. What is to
+        # be captured of a layer, Flax finds in a module that has a name.
+        run = jax.jit(functools.partial(_run, layer(c, deterministic, parent=None)))
+        captured = self.is_mutable_collection("intermediates")
         # A constant that layers share XLA writes out once, as large as what it is added to, and on
         # a CPU each layer reads it, where it could be part of the layer's one kernel
         # (docs/performance.md). Functions that stay apart share none.
-        apart = deterministic and device_platform() == "cpu"
-        # `nn.jit` draws other keys; a seed gives the same parameters on any platform.
-        jitted = apart or self.is_initializing()
+        apart = deterministic and device_platform() == "cpu" and not captured
+        every = [hidden]
         for index in range(c.num_hidden_layers):
-            one = (nn.jit(layer) if jitted else layer)(c, deterministic, name=f"layer_{index}")
+            name = f"layer_{index}"
             here = wanted if index == c.num_hidden_layers - 1 else None
-            state: Any = one(every[-1], attention_mask, segment_ids, here)[0]
+            inputs = (every[-1], attention_mask, segment_ids, here)
+            if captured:
+                state: Any = layer(c, deterministic, name=name)(*inputs)[0]
+            else:
+                state = run(nn.unbox(self.get_variable("params", name)), self._keys(), *inputs)
             if apart:
                 state = set_xla_metadata(state, inlineable="false")
             every.append(state)
         return jnp.stack(every) if hidden_states else every[-1]
+
+    def _make_row(self, *inputs: jax.Array | None) -> None:
+        """Make the parameters of layers in a row as those of a stack, which is then taken apart.
+
+        So the program that makes them is of one layer, however many there are.
+        """
+        c = self.config
+        axis = {nn.PARTITION_NAME: _STACKED}
+        stack = scan_over_layers(c, c.num_hidden_layers, stacks=False)(c, True, parent=None)
+        params = stack.init(self.make_rng("params"), *inputs)["params"]
+        for index in range(c.num_hidden_layers):
+            layer = jax.tree.map(lambda leaf, index=index: leaf[index], params)
+            self.put_variable("params", f"layer_{index}", nn.meta.remove_axis(layer, 0, axis))
+
+    def _keys(self) -> dict[str, jax.Array]:
+        return {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
 
     def _last_apart(
         self,
@@ -129,18 +157,23 @@ class Encoder(nn.Module):
         The parameters of all stay one array, of which each takes its part.
         """
         c = self.config
-
-        def run(layers: Any, params: Any, hidden: jax.Array, *where: jax.Array) -> jax.Array:
-            rngs = {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
-            inputs = (hidden, attention_mask, segment_ids, *where)
-            module = layers(c, deterministic, parent=None)
-            return module.apply({"params": params}, *inputs, rngs=rngs)[0]
-
-        stack = nn.unbox(self.get_variable("params", "layer"))
+        params = nn.unbox(self.get_variable("params", "layer"))
         scanned = scan_over_layers(c, c.num_hidden_layers - 1, stacks=not deterministic)
-        before_last = run(scanned, jax.tree.map(lambda x: x[:-1], stack), hidden)
-        last = rematerialized(c, looped=False)
-        return run(last, jax.tree.map(lambda x: x[-1], stack), before_last, wanted)
+        stack = scanned(c, deterministic, parent=None)
+        layer = rematerialized(c, looped=False)(c, deterministic, parent=None)
+        inputs = (attention_mask, segment_ids)
+        before_last = jax.tree.map(lambda x: x[:-1], params)
+        hidden = _run(stack, before_last, self._keys(), hidden, *inputs)
+        last = jax.tree.map(lambda x: x[-1], params)
+        return _run(layer, last, self._keys(), hidden, *inputs, wanted)
+
+
+def _run(
+    layers: nn.Module, params: Any, keys: dict[str, jax.Array], *inputs: jax.Array | None
+) -> jax.Array:
+    """The output of one layer or of a stack, with parameters that are in hand."""
+    outputs: Any = layers.apply({"params": params}, *inputs, rngs=keys)
+    return outputs[0]
 
 
 def scan_over_layers(config: BertConfig, length: int, stacks: bool) -> Any:
@@ -153,7 +186,7 @@ def scan_over_layers(config: BertConfig, length: int, stacks: bool) -> Any:
         in_axes=same_in_all,
         length=length,
         unroll=stacks and not _loops(config),
-        metadata_params={nn.PARTITION_NAME: "layers"},
+        metadata_params={nn.PARTITION_NAME: _STACKED},
     )
 
 

@@ -71,10 +71,18 @@ def abstract_state(
     return dataclasses.replace(state, opt_state=_placed(boxed.opt_state, mesh, over_data=True))
 
 
-def update_shardings(objective: Objective, mesh: Mesh, shard_optimizer: bool) -> Any:
-    """Where the gradient and the update of each parameter lie: as the optimizer's arrays do."""
-    boxed = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
-    return jax.tree.map(lambda leaf: leaf.sharding, _placed(boxed, mesh, over_data=shard_optimizer))
+def update_shardings(state: TrainState, objective: Objective, shard_optimizer: bool) -> Any:
+    """Where the gradient and the update of each parameter lie: as the optimizer's arrays do.
+
+    Args:
+      state: a state, or its shapes, with shardings.
+      objective, shard_optimizer: as for `abstract_state`, which made it.
+    """
+    lies = state.params
+    if shard_optimizer:
+        boxed = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
+        lies = _placed(boxed, jax.sharding.get_mesh(), over_data=True)
+    return jax.tree.map(lambda leaf: leaf.sharding, lies)
 
 
 def _placed(boxed: Any, mesh: Mesh, *, over_data: bool) -> Any:

@@ -168,7 +168,7 @@ def compile_train_step(
         optimizer=optimizer,
         accumulate=accumulate,
         spike_sigmas=spike_sigmas,
-        update_shardings=update_shardings(objective, jax.sharding.get_mesh(), shard_optimizer),
+        update_shardings=update_shardings(state, objective, shard_optimizer),
     )
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
     return jax.jit(

@@ -155,6 +155,31 @@ def test_layers_are_initialised_apart(scan_layers):
     assert (abs(np.corrcoef([kernel.ravel() for kernel in kernels]) - np.eye(3)) < 0.1).all()
 
 
+@pytest.mark.parametrize("by", ["init", "gradient", "gradient with dropout"])
+def test_layers_in_a_row_are_traced_once_however_many_there_are(monkeypatch, by):
+    calls = []
+
+    def counted(config: BertConfig, values: jax.Array) -> jax.Array:
+        calls.append(values.shape)  # runs where a layer is traced
+        return activation(config, values)
+
+    def traced(layers: int) -> int:
+        config = dataclasses.replace(CONFIG, num_hidden_layers=layers)
+        params = jax.eval_shape(lambda: init.__wrapped__(config))
+        if by == "init":
+            return len(calls)
+        calls.clear()
+        dropout = {"deterministic": False, "rngs": {"dropout": jax.random.key(0)}}
+        more = dropout if by == "gradient with dropout" else {}
+        jax.eval_shape(functools.partial(value_and_gradient, config, **more), params)
+        return len(calls)
+
+    monkeypatch.setattr(encoder, "activation", counted)
+    few = traced(3)
+    calls.clear()
+    assert few == traced(6) > 0
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_shapes_and_dtypes(dtype):
     config = dataclasses.replace(CONFIG, dtype=dtype)
