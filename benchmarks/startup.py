@@ -106,8 +106,8 @@ def first_step(size: str, folder: Path, modes: Sequence[str], rounds: int) -> li
     cold = _COMPILED | {"JAX_COMPILATION_CACHE_DIR": NEW}
     warm = _COMPILED | {"JAX_COMPILATION_CACHE_DIR": str(kept)}
     own = [
-        start("ours, compiled", "benchmarks.step_jax", cold),
-        start("ours, from the cache", "benchmarks.step_jax", warm),
+        start("ours, compiled", "benchmarks.step_jax", cold, recipe=True),
+        start("ours, from the cache", "benchmarks.step_jax", warm, recipe=True),
     ]
     own[1].run()  # fills it
     peers = [

@@ -47,10 +47,11 @@ def model_of(size: str, dtype: str) -> BertConfig:
     return model
 
 
-def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
-    """A function that has the device take one step."""
+def prepare(size: str, batch: str, dtype: str, recipe: bool = False) -> Callable[[], Any]:
+    """A function that has the device take one step; `recipe`: its layers in a row at any size."""
     arrays = read_batch(batch)
     config = Config(model=model_of(size, dtype))
+    config.model.scan_layers &= not recipe
     config.data.packing = "segment_ids" in arrays
     config.phases = (phase_of(arrays),)
     trainer = Trainer(config)

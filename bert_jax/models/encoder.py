@@ -104,45 +104,74 @@ class Encoder(nn.Module):
                 return jnp.concatenate([hidden[None], states])
             return last if wanted is None else at_positions(last, wanted)
         if self.is_initializing():
-            self._make_row(hidden, attention_mask, segment_ids)
+            every = self._made_row(hidden, attention_mask, segment_ids, wanted)
+        else:
+            every = self._row(hidden, attention_mask, segment_ids, wanted, deterministic)
+        return jnp.stack(every) if hidden_states else every[-1]
+
+    def _row(
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array | None,
+        segment_ids: jax.Array | None,
+        wanted: jax.Array | None,
+        deterministic: bool,
+    ) -> list[jax.Array]:
+        """The input and the output of each of the layers, which lie in a row."""
+        c = self.config
         layer = rematerialized(c, looped=False)
-        # However many layers call one function, JAX traces and differentiates it once. What is to
-        # be captured of a layer, Flax finds in a module that has a name.
-        run = jax.jit(functools.partial(_run, layer(c, deterministic, parent=None)))
+        # JAX traces one function once, however many layers call it. But a TPU's compiler divides it
+        # over the devices before it inlines it: sums of two layers would be told apart by nothing.
+        run = functools.partial(_run, layer(c, deterministic, parent=None))
+        run = jax.jit(run, inline=device_platform() == "tpu")
+        # What is to be captured of a layer, Flax finds in a module that has a name.
         captured = self.is_mutable_collection("intermediates")
         # A constant that layers share XLA writes out once, as large as what it is added to, and on
         # a CPU each layer reads it, where it could be part of the layer's one kernel
         # (docs/performance.md). Functions that stay apart share none.
         apart = deterministic and device_platform() == "cpu" and not captured
+        key, count = self._dropout_key(), c.num_hidden_layers
+        keys = [None] * count if key is None else jax.random.split(key, count)
         every = [hidden]
-        for index in range(c.num_hidden_layers):
+        for index in range(count):
             name = f"layer_{index}"
-            here = wanted if index == c.num_hidden_layers - 1 else None
+            here = wanted if index == count - 1 else None
             inputs = (every[-1], attention_mask, segment_ids, here)
             if captured:
                 state: Any = layer(c, deterministic, name=name)(*inputs)[0]
             else:
-                state = run(nn.unbox(self.get_variable("params", name)), self._keys(), *inputs)
+                params = nn.unbox(self.get_variable("params", name))
+                state = run(params, keys[index], *inputs)
             if apart:
                 state = set_xla_metadata(state, inlineable="false")
             every.append(state)
-        return jnp.stack(every) if hidden_states else every[-1]
+        return every
 
-    def _make_row(self, *inputs: jax.Array | None) -> None:
-        """Make the parameters of layers in a row as those of a stack, which is then taken apart.
+    def _made_row(
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array | None,
+        segment_ids: jax.Array | None,
+        wanted: jax.Array | None,
+    ) -> list[jax.Array]:
+        """As `_row`, without dropout, of parameters that are made here.
 
-        So the program that makes them is of one layer, however many there are.
+        They are made as a stack's, which is one program however many layers there are, and taken
+        apart.
         """
         c = self.config
-        axis = {nn.PARTITION_NAME: _STACKED}
-        stack = scan_over_layers(c, c.num_hidden_layers, stacks=False)(c, True, parent=None)
-        params = stack.init(self.make_rng("params"), *inputs)["params"]
+        scanned = scan_over_layers(c, c.num_hidden_layers, stacks=False)
+        stack = scanned(c, True, stacked=True, parent=None)
+        inputs = (hidden, attention_mask, segment_ids)
+        (last, states), made = stack.init_with_output(self.make_rng("params"), *inputs)
         for index in range(c.num_hidden_layers):
-            layer = jax.tree.map(lambda leaf, index=index: leaf[index], params)
-            self.put_variable("params", f"layer_{index}", nn.meta.remove_axis(layer, 0, axis))
+            layer = jax.tree.map(lambda leaf, index=index: leaf[index], made["params"])
+            layer = nn.meta.remove_axis(layer, 0, {nn.PARTITION_NAME: _STACKED})
+            self.put_variable("params", f"layer_{index}", layer)
+        return [hidden, *states[:-1], last if wanted is None else at_positions(last, wanted)]
 
-    def _keys(self) -> dict[str, jax.Array]:
-        return {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
+    def _dropout_key(self) -> jax.Array | None:
+        return self.make_rng("dropout") if self.has_rng("dropout") else None
 
     def _last_apart(
         self,
@@ -163,16 +192,17 @@ class Encoder(nn.Module):
         layer = rematerialized(c, looped=False)(c, deterministic, parent=None)
         inputs = (attention_mask, segment_ids)
         before_last = jax.tree.map(lambda x: x[:-1], params)
-        hidden = _run(stack, before_last, self._keys(), hidden, *inputs)
+        hidden = _run(stack, before_last, self._dropout_key(), hidden, *inputs)
         last = jax.tree.map(lambda x: x[-1], params)
-        return _run(layer, last, self._keys(), hidden, *inputs, wanted)
+        return _run(layer, last, self._dropout_key(), hidden, *inputs, wanted)
 
 
 def _run(
-    layers: nn.Module, params: Any, keys: dict[str, jax.Array], *inputs: jax.Array | None
+    layers: nn.Module, params: Any, key: jax.Array | None, *inputs: jax.Array | None
 ) -> jax.Array:
-    """The output of one layer or of a stack, with parameters that are in hand."""
-    outputs: Any = layers.apply({"params": params}, *inputs, rngs=keys)
+    """The output of one layer or of a stack, with parameters and a key that are in hand."""
+    rngs = None if key is None else {"dropout": key}
+    outputs: Any = layers.apply({"params": params}, *inputs, rngs=rngs)
     return outputs[0]
 
 

@@ -155,6 +155,14 @@ def test_layers_are_initialised_apart(scan_layers):
     assert (abs(np.corrcoef([kernel.ravel() for kernel in kernels]) - np.eye(3)) < 0.1).all()
 
 
+@pytest.mark.parametrize("scan_layers", [True, False])
+def test_outputs_while_parameters_are_made_are_the_model_s(scan_layers):
+    config = dataclasses.replace(CONFIG, scan_layers=scan_layers)
+    make = jax.jit(BertForPreTraining(config).init_with_output)
+    outputs, made = make(jax.random.key(0), **batch_of())
+    assert_close(outputs, forward(config, nn.unbox(made)["params"], batch_of()), 1e-6)
+
+
 @pytest.mark.parametrize("by", ["init", "gradient", "gradient with dropout"])
 def test_layers_in_a_row_are_traced_once_however_many_there_are(monkeypatch, by):
     calls = []
