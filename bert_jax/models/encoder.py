@@ -141,7 +141,8 @@ class Encoder(nn.Module):
                 state: Any = layer(c, deterministic, name=name)(*inputs)[0]
             else:
                 params = nn.unbox(self.get_variable("params", name))
-                state = run(params, keys[index], *inputs)
+                with jax.named_scope(name):  # for who reads a profile
+                    state = run(params, keys[index], *inputs)
             if apart:
                 state = set_xla_metadata(state, inlineable="false")
             every.append(state)

@@ -188,6 +188,13 @@ def test_layers_in_a_row_are_traced_once_however_many_there_are(monkeypatch, by)
     assert few == traced(6) > 0
 
 
+def test_a_profile_tells_layers_in_a_row_apart():
+    gradient = jax.jit(functools.partial(value_and_gradient, CONFIG))
+    text = gradient.lower(init(CONFIG)).compile().as_text() or ""
+    for index in range(CONFIG.num_hidden_layers):
+        assert f"/layer_{index}/" in text
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_shapes_and_dtypes(dtype):
     config = dataclasses.replace(CONFIG, dtype=dtype)
