@@ -35,6 +35,7 @@ LAYER_OF_FILE = {
     "user_cache.py": ERRORS,
     "errors.py": ERRORS,
     "files.py": ERRORS,
+    "imports.py": ERRORS,
     "terminal.py": ERRORS,
     "__init__.py": ERRORS,
 }

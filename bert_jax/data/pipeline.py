@@ -21,7 +21,7 @@ from bert_jax.config import Config, DataConfig
 from bert_jax.data.keyed import below, key, permute, words
 from bert_jax.data.masking import Vocabulary, count_predictions, mask_tokens
 from bert_jax.data.pairs import Plan, max_pieces, open_plan
-from bert_jax.data.quiet_tensorflow import quiet_tensorflow
+from bert_jax.data.quiet_tensorflow import load_tensorflow
 from bert_jax.data.shards import Shard, open_shards, read_manifest
 from bert_jax.data.spans import Cuts, Spans, truncate
 
@@ -320,9 +320,7 @@ def _close(batches: weakref.ref[Generator[Batch]]) -> None:
 def _build_ahead(
     examples: Examples, steps: range, batch_size: int, rows: Rows, workers: int
 ) -> Generator[Batch]:
-    quiet_tensorflow()
-    import tensorflow as tf
-
+    tf = load_tensorflow()
     tf.config.set_visible_devices([], "GPU")  # or TensorFlow takes the memory of all of them
     like = examples.batch(steps.start, 1)
     failures: dict[int, Exception] = {}

@@ -21,6 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bert_jax.data.documents import Piece
+from bert_jax.data.quiet_tensorflow import load_tensorflow
 from bert_jax.errors import UserError
 
 BUCKET = "https://storage.googleapis.com"  # its JSON API, at storage/v1/b/, and its files
@@ -117,6 +118,7 @@ def _check_feature(name: str, builder: Any, text_field: str) -> None:
 
 def _prepared(name: str, data_dir: str) -> Any:
     """The builder of a data set that is on disk, fetched if it was not."""
+    load_tensorflow()
     import tensorflow_datasets as tfds
 
     directory = Path(os.path.expanduser(name))

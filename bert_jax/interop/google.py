@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.data.quiet_tensorflow import quiet_tensorflow
+from bert_jax.data.quiet_tensorflow import load_tensorflow
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
 from bert_jax.errors import UserError, first_line
 from bert_jax.interop.names import CLASSIFIER, Row, Stored
@@ -177,7 +177,7 @@ def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:
     Raises:
       UserError: a file of it is missing or damaged.
     """
-    tf = _tensorflow()
+    tf = load_tensorflow()
     index = prefix.with_name(prefix.name + ".index")
     if not index.is_file():
         raise UserError(f"{index}: no such file: it is the list of a checkpoint's tensors")
@@ -229,7 +229,7 @@ def _check_shards(prefix: Path) -> None:
 
 
 def _write_checkpoint(prefix: Path, tensors: dict[str, Tensor]) -> None:
-    tf = _tensorflow()
+    tf = load_tensorflow()
     names = sorted(tensors)
     with tf.device("cpu"):
         arrays = [tf.constant(np.ascontiguousarray(tensors[name].read())) for name in names]
@@ -239,11 +239,3 @@ def _write_checkpoint(prefix: Path, tensors: dict[str, Tensor]) -> None:
             shape_and_slices=[""] * len(names),
             tensors=arrays,
         )
-
-
-def _tensorflow() -> Any:
-    """The module, which takes seconds to load, without its remarks on standard error."""
-    quiet_tensorflow()
-    import tensorflow
-
-    return tensorflow

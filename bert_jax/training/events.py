@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bert_jax.imports import without
+
 
 class EventWriter:
     """Appends events to a new file in a folder, as one more session of its run."""
@@ -24,7 +26,8 @@ class EventWriter:
         Raises:
           OSError: the disk is full, or may not be written.
         """
-        from tensorboardX.record_writer import masked_crc32c
+        with without("torch"):  # tensorboardX would load it, for seconds, where it is installed
+            from tensorboardX.record_writer import masked_crc32c
 
         # Messages that are made as the module loads: type checkers see none of them.
         proto: Any = importlib.import_module("tensorboardX.proto.event_pb2")
