@@ -35,7 +35,7 @@ CPU_BATCHES = {
 # As many as leave the peer that takes the most memory, its head on all positions, within 80 GB.
 GPU_BATCHES = {("base", 128): 512, ("large", 512): 64, ("base", 512): 128, ("large", 128): 256}
 BATCHES = {"cpu": CPU_BATCHES, "cuda": GPU_BATCHES}
-QUICK_BATCHES = {"cpu": {("tiny", 512): 8}, "cuda": dict(itertools.islice(GPU_BATCHES.items(), 2))}
+QUICK_BATCHES = {"cpu": {("tiny", 512): 3}, "cuda": dict(itertools.islice(GPU_BATCHES.items(), 2))}
 DTYPES_ON = {"cpu": DTYPES, "cuda": ("bfloat16",)}
 # Heads, dtypes and modes of PyTorch. A mode that tries out a GPU's kernels is ready after minutes.
 HEADS, COMPILED = ("masked", "full"), ("eager", "default")

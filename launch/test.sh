@@ -9,7 +9,7 @@ bash launch/test.sh [--slow] [PYTEST ARGUMENT ...]
 
 Makes .venv in the checkout, installs the package with its test extra there, and runs pytest in the
 root of the checkout with the arguments given. Two workers share the tests; -n 0 runs them one after
-the other, as -s and --pdb want it. --slow runs the tests marked slow instead, always in this way.
+the other, as -s and --pdb want it. --slow runs the tests marked slow instead.
 
 Environment: PYTHON, the interpreter to make .venv with (default: the newest of 3.11 to 3.13);
 BERT_JAX_TEST_DATA, a folder of real text and vocabularies, without which some tests are skipped.
@@ -20,8 +20,9 @@ fi
 # A test seldom keeps more than one core busy; more workers would meet the tests' time limits.
 options=(-m "not slow" -n 2 --dist worksteal)
 if [[ ${1:-} == --slow ]]; then
-  # Their processes wait for one another, which on busy cores takes several times as long.
-  options=(-m "slow and not exhaustive" -n 0)
+  # Processes that wait for one another take several times as long beside others that do: one
+  # worker has all tests of the group `processes`.
+  options=(-m "slow and not exhaustive" -n 2 --dist loadgroup)
   shift
 fi
 install "[test]"

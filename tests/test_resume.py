@@ -83,6 +83,7 @@ def undisturbed(shards, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("undisturbed")
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3, 4))]
 )
@@ -96,6 +97,7 @@ def test_a_run_killed_five_times_ends_as_if_it_had_not_been(shards, undisturbed,
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("processes")
 @pytest.mark.exhaustive  # test_cluster.py kills one of two in the launcher's hands
 def test_two_processes_killed_five_times_end_as_if_they_had_not_been(shards, tmp_path):
     whole = run(shards, tmp_path / "whole", *FLAGS, count=2)
@@ -128,6 +130,7 @@ SHAPE_FLAGS = [
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("undisturbed")
 @pytest.mark.parametrize(
     ("count", "devices", "mesh"),
     [
@@ -179,6 +182,7 @@ def test_the_first_batch_of_step_a_billion_comes_at_once(shards):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("processes")
 def test_so_does_it_through_tf_data(shards):
     config = small_config(shards)
     tokenizer = load_tokenizer(shards / "tokenizer")
