@@ -46,10 +46,11 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
-# Tests and the processes that they start compile the same programs: once is enough.
-COMPILED = tempfile.mkdtemp(prefix="bert_jax_compiled_")
-atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
-os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+# Tests, the processes that they start and other workers compile the same programs: once is enough.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.mkdtemp(prefix="bert_jax_compiled_")
+    atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 
 # A shell starts what it is to run in the background with SIGINT ignored, and nohup with SIGHUP: all

@@ -11,7 +11,7 @@ from bert_jax.training.clock import account
 from bert_jax.training.metrics import read_metrics
 
 _FLAGS = (
-    "--config.phases[0].steps=300",
+    "--config.phases[0].steps=120",
     "--config.log_every=7",
     "--config.checkpoint_every=10",
     "--config.eval_every=50",

@@ -328,20 +328,20 @@ def test_processes_without_a_directory_in_common_are_told(shards, tmp_path):
 @pytest.mark.xdist_group("processes")
 def test_the_launcher_starts_all_again_where_one_is_killed(shards, tmp_path):
     launcher = checkout(tmp_path / "checkout", PYTHON) / "launch/local_cluster.sh"
-    flags = ["--config.phases[0].steps=300", "--config.eval_every=100"]
-    flags += ["--config.checkpoint_every=50"]
+    flags = ["--config.phases[0].steps=120", "--config.eval_every=40"]
+    flags += ["--config.checkpoint_every=20"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run(shards, whole, 2, 1, *flags)
     arguments = ["bash", str(launcher), "2", *command(shards, killed, *flags)[3:]]
     with Processes(tmp_path / "logs", [arguments]) as processes:
-        processes.until(lambda: (killed / "checkpoints/100").is_dir())
+        processes.until(lambda: (killed / "checkpoints/40").is_dir())
         victim = rank_of(killed, 1)
         os.kill(victim, signal.SIGKILL)
         assert processes.wait(LONG) == [0], processes.output(0)
         told = processes.output(0)
         assert told.count("starting all 2 processes again") == 1
         assert "[0] done" in told
-    assert_equal_runs(killed, whole, 304)
+    assert_equal_runs(killed, whole, 124)
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ import time
 import jax
 import jax.numpy as jnp
 
-# A square product of this size keeps an accelerator busy, and takes a tenth of a second of a CPU.
-_SIZE, _TIMES = 2048, 3
+# Square products of this size keep an accelerator busy; of the smaller, a CPU, for some hundredths
+# of a second each.
+_SIZE, _CPU_SIZE, _TIMES = 2048, 1024, 3
 # Of that product's speed, what training reaches: 0.3 to 0.5 on two CPU cores, for BERT-tiny; NVIDIA
 # and Google publish 0.45 to 0.65 of the peak for BERT-large on theirs (MLPerf Training v2.0, v4.0).
 _SHARE_REACHED = 0.4
@@ -21,14 +22,16 @@ def expected_speed(dtype: str) -> float:
     Args:
       dtype: of the operands, "float32" or "bfloat16".
     """
-    operand = jnp.ones((_SIZE, _SIZE), dtype)
+    on_cpu = jax.default_backend() == "cpu"
+    size = _CPU_SIZE if on_cpu else _SIZE
+    operand = jnp.ones((size, size), dtype)
     multiply = jax.jit(functools.partial(jnp.matmul, preferred_element_type=jnp.float32))
     multiply(operand, operand).block_until_ready()
     start = time.perf_counter()
     for _ in range(_TIMES):
         product = multiply(operand, operand)
     product.block_until_ready()
-    speed = 2 * _SIZE**3 * _TIMES / (time.perf_counter() - start)
+    speed = 2 * size**3 * _TIMES / (time.perf_counter() - start)
     # Virtual CPU devices share the cores that this one product ran on.
-    devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
+    devices = 1 if on_cpu else jax.device_count()
     return _SHARE_REACHED * speed * devices
