@@ -17,14 +17,12 @@ HELP
   exit
 fi
 
-# A test seldom keeps more than one core busy; more workers would meet the tests' time limits.
-options=(-m "not slow" -n 2 --dist worksteal)
+marked="not slow"
 if [[ ${1:-} == --slow ]]; then
-  # Processes that wait for one another take several times as long beside others that do: one
-  # worker has all tests of the group `processes`.
-  options=(-m "slow and not exhaustive" -n 2 --dist loadgroup)
+  marked="slow and not exhaustive"
   shift
 fi
 install "[test]"
 cd "$ROOT"
-exec "$VENV/bin/python" -m pytest "${options[@]}" "$@"
+# A test seldom keeps more than one core busy; more workers would meet the tests' time limits.
+exec "$VENV/bin/python" -m pytest -m "$marked" -n 2 --dist worksteal "$@"

@@ -51,7 +51,6 @@ def test_an_address_without_a_port_is_named(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(
     ("count", "devices", "flags"),
     [
@@ -75,7 +74,6 @@ def test_several_processes_train_as_one(shards, one_process, tmp_path, count, de
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(
     ("how", "lost"),
     [
@@ -325,7 +323,6 @@ def test_processes_without_a_directory_in_common_are_told(shards, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 def test_the_launcher_starts_all_again_where_one_is_killed(shards, tmp_path):
     launcher = checkout(tmp_path / "checkout", PYTHON) / "launch/local_cluster.sh"
     flags = ["--config.phases[0].steps=120", "--config.eval_every=40"]
@@ -345,7 +342,6 @@ def test_the_launcher_starts_all_again_where_one_is_killed(shards, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 def test_ctrl_c_has_the_launcher_save_and_say_how_to_go_on(shards, tmp_path):
     launcher = checkout(tmp_path / "checkout", PYTHON) / "launch/local_cluster.sh"
     directory = tmp_path / "run"

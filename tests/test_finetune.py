@@ -426,7 +426,6 @@ def test_the_command_says_what_it_wants():
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 def test_two_processes_train_and_score_as_one(folder, tmp_path):
     """Two devices of one process, or of two that hold half of the parameters each; packed."""
     command = [
@@ -450,7 +449,6 @@ def test_two_processes_train_and_score_as_one(folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize("what", ["model in --init_from", "set of examples"])
 def test_processes_that_read_other_files_of_one_name_are_told(folder, tmp_path, what):
     """As hosts may: of other weights, parameters would differ; of another test set, batches."""

@@ -44,11 +44,10 @@ def send(processes: Processes, draw: random.Random, number: signal.Signals, rank
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(
     ("count", "stops"),
     [
-        (2, 5),
+        (2, 4),
         pytest.param(2, 10, marks=pytest.mark.exhaustive),
         pytest.param(1, 10, marks=pytest.mark.exhaustive),
     ],
@@ -130,7 +129,6 @@ def workers_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 def test_a_stop_at_any_moment_of_the_start(shards, tmp_path):
     """From the first imports to the first step: it ends at once, and says so in a line."""
     for stop in range(6):

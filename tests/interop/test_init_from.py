@@ -175,7 +175,6 @@ def test_pretraining_goes_on_from_a_published_checkpoint(source, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 @pytest.mark.timeout(900)
 def test_hosts_may_have_the_weights_in_other_places(source, tmp_path):
     """As in caches of their own: what they hold is compared, and not where it lies."""

@@ -15,7 +15,7 @@ RENEW = "python tests/recorded_plans.py records what is there now; say why it ch
 @pytest.mark.parametrize(
     "cases",
     [CASES, pytest.param(MORE_CASES, marks=pytest.mark.exhaustive)],
-    ids=["some", "the others"],
+    ids=["base", "the others"],
 )
 def test_steps_need_what_was_recorded(cases: list[Case]):
     for name, found in measure_all(cases):

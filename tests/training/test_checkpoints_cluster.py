@@ -54,7 +54,6 @@ def both_say(what: str, said: list[tuple[str, str]]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
 def test_two_processes_go_on_from_the_same_step(tmp_path):
     folder = tmp_path / "checkpoints"
     in_two(tmp_path, 1, 2, 3)
