@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 RECORDED = Path(__file__).parent / "planning" / "recorded.json"
+Case = tuple[str, int, str]  # recipe, phase and topology
 CASES = [("base", 0, "v5e:8x8")]
 # Minutes of compiling: both phases of each recipe, and those of base_fast on a v5e and on a v6e.
 MORE_CASES = [
@@ -36,9 +37,6 @@ MORE_CASES = [
 ]
 # As many as the cores of a small machine: a compilation uses little more than one.
 _PROCESSES = 2
-
-
-Case = tuple[str, int, str]
 
 
 def name_of(case: Case) -> str:

@@ -79,6 +79,7 @@ def _value(feature: Any, value: Any) -> Any:
 
 def _examples(builder: Any, split: str, features: list[str]) -> Iterator[dict[str, Any]]:
     """The named features of the examples of a split, in order."""
+    load_tensorflow()  # TFDS would load it here, with Keras; what comes before does without
     import tensorflow_datasets as tfds
 
     dataset = builder.as_dataset(
@@ -118,7 +119,6 @@ def _check_feature(name: str, builder: Any, text_field: str) -> None:
 
 def _prepared(name: str, data_dir: str) -> Any:
     """The builder of a data set that is on disk, fetched if it was not."""
-    load_tensorflow()
     import tensorflow_datasets as tfds
 
     directory = Path(os.path.expanduser(name))
