@@ -30,6 +30,9 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NEVER_SAVED, _NONE_WHOLE = -1, -2
 # What Orbax and the seal write beside the arrays of a small model.
 _METADATA_BYTES = 1 << 20
+# Devices that hold an array alike write a part of it each, where a part has as many bytes. Orbax by
+# itself cuts every array: a program for each shape and part, and a call for each part of each save.
+_MIN_PART_BYTES = 1 << 20
 # A week: how long a save may take is for the watchdog to say. Orbax by itself gives up after twenty
 # minutes.
 _SAVE_SECONDS = 7 * 24 * 3600
@@ -57,7 +60,7 @@ class Checkpoints:
         self._newest: int | None = None
         self._pending: tuple[int, Any, Any, dict[str, Any]] | None = None
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.StandardCheckpointHandler(),
+            ocp.PyTreeCheckpointHandler(type_handler_registry=_handlers()),
             async_options=ocp.options.AsyncOptions(
                 timeout_secs=_SAVE_SECONDS,
                 # Process 0 calls it when all is written, before the folder gets its name.
@@ -75,7 +78,8 @@ class Checkpoints:
         """Begin to save the state of `step`; it is written while training goes on.
 
         Args:
-          state: a tree of arrays; all of it is copied to the host before this returns.
+          state: a tree of arrays, of numbers or bools (typed random keys are not restored); all of
+            it is copied to the host before this returns.
           step: the step that it is the state of; the newest that is saved is not saved again.
           window: JSON values, under 1 KB: what was measured since the last "train" record, and as
             "best" the step and score of the best evaluation.
@@ -91,7 +95,7 @@ class Checkpoints:
             self._check_room(state)
             # Computed while the state is copied, and fetched when that is written.
             self._pending = step, _described(state), fingerprints(state), window
-            self._checkpointer.save(self._path(step), args=ocp.args.StandardSave(state))
+            self._checkpointer.save(self._path(step), args=ocp.args.PyTreeSave(state))
         except Exception as error:
             raise self._failure(error) from error
         self._newest = step
@@ -236,7 +240,8 @@ class Checkpoints:
     def _read(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
         seal = read_seal(self._path(step))
         self._check_arrays(step, seal["arrays"], _described(abstract_state))
-        arguments = ocp.args.StandardRestore(abstract_state)
+        as_sharded = ocp.checkpoint_utils.construct_restore_args(abstract_state)
+        arguments = ocp.args.PyTreeRestore(abstract_state, restore_args=as_sharded)
         return self._checkpointer.restore(self._path(step), args=arguments), seal
 
     def _check_arrays(self, step: int, stored: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -269,6 +274,11 @@ def saved_steps(folder: Path) -> list[int]:
     names = (path.name for path in folder.iterdir())
     steps = [int(name) for name in names if re.fullmatch(r"0|[1-9][0-9]{0,9}", name)]
     return sorted(step for step in steps if step < 2**31)  # an int32, as in the state
+
+
+def _handlers() -> ocp.type_handlers.TypeHandlerRegistry:
+    handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_PART_BYTES)
+    return ocp.type_handlers.create_type_handler_registry((jax.Array, handler))
 
 
 def _described(tree: Any) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ def fingerprints(tree: Any) -> Any:
     which depends on the sharding, does not matter.
 
     Args:
-      tree: arrays of any shape; numbers, bools or random keys.
+      tree: arrays of any shape, of numbers or bools.
 
     Returns:
       The same tree of uint32 scalars; they are on their way when this returns.
@@ -49,8 +49,6 @@ def _fingerprint(array: jax.Array) -> jax.Array:
 
 def _words(array: jax.Array) -> jax.Array:
     """The bits of each element in a uint32, or in several along a new last axis."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(array)
     if array.dtype == jnp.bool_:
         return array.astype(jnp.uint32)
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
