@@ -10,22 +10,12 @@ Transformers for Language Understanding") and of its original code
 (github.com/google-research/bert); docs/fidelity.md gives the source of each.
 """
 
-import dataclasses
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from bert_jax.errors import UserError
-
-
-def setting(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A dataclass field with the sentence that `--help` prints and, for names, its choices."""
-    return field(default=default, metadata={"help": help, "choices": choices})
-
-
-def group(schema: type, help: str) -> Any:
-    """A dataclass field that holds a group of settings, one fresh instance a config."""
-    return field(default_factory=schema, metadata={"help": help, "choices": ()})
+from bert_jax.settings import check_values, group, setting
 
 
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
@@ -246,11 +236,9 @@ class RunConfig:
         Raises:
           UserError: naming the field, its value and what it may be.
         """
-        for path, value, spec in walk(self):
-            choices = spec.metadata["choices"]
-            if choices and value not in choices:
-                raise UserError(f"config.{path}={value!r}: choose one of {', '.join(choices)}")
-        _check_numbers(self)
+        check_values(self, "config.", self.derived)
+        if [self.mesh.data, self.mesh.fsdp, self.mesh.tensor].count(-1) > 1:
+            raise UserError("config.mesh: at most one axis may be -1")
         _check_model(self.model)
 
 
@@ -285,21 +273,6 @@ class Config(RunConfig):
             )
 
 
-def walk(node: Any, prefix: str = "") -> list[tuple[str, Any, dataclasses.Field]]:
-    """Every setting under `node`: its dotted path, its value and its field."""
-    found = []
-    for spec in dataclasses.fields(node):
-        value, path = getattr(node, spec.name), prefix + spec.name
-        if dataclasses.is_dataclass(value):
-            found += walk(value, path + ".")
-        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
-            for index, item in enumerate(value):
-                found += walk(item, f"{path}[{index}].")
-        else:
-            found.append((path, value, spec))
-    return found
-
-
 def model_size(name: str) -> BertConfig:
     """A `BertConfig` of a published size: tiny, mini, small, medium, base or large.
 
@@ -320,47 +293,6 @@ def model_size(name: str) -> BertConfig:
         num_attention_heads=hidden // 64,
         intermediate_size=4 * hidden,
     )
-
-
-_FRACTIONS_FROM_ZERO = {
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "short_seq_prob",
-    "b1",
-    "b2",
-    "warmup_fraction",
-}
-_FRACTIONS = {*_FRACTIONS_FROM_ZERO, "heldout_fraction", "mask_prob", "dev_fraction"}
-# Settings that may be zero; every other number must be positive.
-_MAY_BE_ZERO = {
-    *_FRACTIONS_FROM_ZERO,
-    "seed",
-    "pad_token_id",
-    "warmup_steps",
-    "weight_decay",
-    "clip_norm",
-    "spike_sigmas",
-    "freeze_layers",
-    "patience",
-    "choices",
-}
-_MAY_BE_NEGATIVE = {"null_threshold"}  # and zero
-
-
-def _check_numbers(config: RunConfig) -> None:
-    for path, value, spec in walk(config):
-        if isinstance(value, bool) or not isinstance(value, int | float) or path in config.derived:
-            continue
-        if value == -1 and (path.startswith("mesh.") or path == "freeze_layers"):
-            continue
-        if spec.name in _MAY_BE_NEGATIVE and abs(value) < float("inf"):
-            continue
-        if not 0 <= value < float("inf") or (value == 0 and spec.name not in _MAY_BE_ZERO):
-            raise UserError(f"config.{path}={value}: must be positive")
-        if spec.name in _FRACTIONS and value >= 1:
-            raise UserError(f"config.{path}={value}: must be a fraction below 1")
-    if [config.mesh.data, config.mesh.fsdp, config.mesh.tensor].count(-1) > 1:
-        raise UserError("config.mesh: at most one axis may be -1")
 
 
 def _check_model(model: BertConfig) -> None:
@@ -386,8 +318,6 @@ def _check_phases(config: Config) -> None:
                 f"{where}.seq_len={phase.seq_len} is longer than "
                 f"config.model.max_position_embeddings={config.model.max_position_embeddings}"
             )
-        if phase.seq_len < 8:
-            raise UserError(f"{where}.seq_len={phase.seq_len}: must be at least 8")
         if phase.max_predictions > phase.seq_len:
             raise UserError(
                 f"{where}.max_predictions={phase.max_predictions} is more than its "

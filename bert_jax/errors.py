@@ -3,7 +3,8 @@
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 FAILURE_EXIT_CODE = 1
@@ -50,6 +51,21 @@ def run_main(main: Callable[[], None]) -> None:
         forbidden = isinstance(error, PermissionError)
         advice = "; see whose it is and who may use it" if forbidden else ""
         exit_with(f"{where}: {error.strerror or error}{advice}")
+
+
+@contextmanager
+def full_memory_told(advice: str) -> Iterator[None]:
+    """Tell what a device's memory has no room for in one line, with what to do.
+
+    Raises:
+      UserError: that.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # of which JAX's is one
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(f"{first_line(error).rstrip('.')}; {advice}") from error
 
 
 def drop_output(descriptor: int) -> None:

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from bert_jax.config import BertConfig, OptimizerConfig, RunConfig, group, setting
+from bert_jax.config import BertConfig, OptimizerConfig, RunConfig
 from bert_jax.errors import UserError
 from bert_jax.models.config_json import ARCHITECTURE
+from bert_jax.settings import group, setting
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.task import Task
 
@@ -74,8 +75,6 @@ class FinetuneConfig(RunConfig):
             )
         if not self.task.train:
             raise UserError("config.task.train is empty: give the file of the training examples")
-        if self.task.max_length < 8:
-            raise UserError(f"config.task.max_length={self.task.max_length}: must be at least 8")
         if self.task.frozen_encoder and self.freeze_layers != -1:
             # Without a gradient, weight decay would still move it.
             raise UserError(

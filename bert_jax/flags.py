@@ -14,9 +14,9 @@ from typing import Any, NoReturn, TypeVar
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.config import Config, RunConfig, walk
+from bert_jax.config import Config, RunConfig
 from bert_jax.errors import UserError, exit_with
-from bert_jax.training.run_directory import is_of_type
+from bert_jax.settings import is_of_type, walk
 
 _PACKAGE = Path(__file__).resolve().parent
 # In a wheel the recipes are installed inside the package; in a checkout they stand beside it.

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.config import BertConfig, Config, Phase, model_size, walk
+from bert_jax.config import BertConfig, Config, Phase, model_size
 from bert_jax.errors import UserError
 from bert_jax.flags import Parser, describe, load_config, override, parse, recipe_names
+from bert_jax.settings import walk
 
 
 def changed(*arguments: str) -> Config:
@@ -114,6 +115,7 @@ def test_a_broken_recipe_file_is_told_in_one_line(tmp_path, text):
         ("optimizer = None", "config.optimizer=None: must be of type OptimizerConfig"),
         ("data.packing = 'no'", "config.data.packing='no': must be of type bool"),
         ("seed = True", "config.seed=True: must be of type int"),
+        ("optimizer.learning_rate = 10**400", "learning_rate=10+: must be of type float"),
     ],
 )
 def test_a_value_of_another_type_in_a_recipe_is_named(change, told, tmp_path):
@@ -133,6 +135,9 @@ def test_a_value_of_another_type_in_a_recipe_is_named(change, told, tmp_path):
         ("--config.phases[1].seq_len=1024", "max_position_embeddings=512"),
         ("--config.phases[0].batch_size=0", "must be positive"),
         ("--config.phases[0].steps=-1", "must be positive"),
+        ("--config.phases[0].steps=2147483648", "must be below 2,147,483,648"),
+        ("--config.phases[0].seq_len=7", "must be at least 8"),
+        ("--config.seed=4294967296", "must be below 4,294,967,296"),
         ("--config.model.num_attention_heads=5", "does not divide"),
         ("--config.model.dtype=float16", "choose one of float32, bfloat16"),
         ("--config.optimizer.accumulate=3", "does not divide into"),

@@ -36,6 +36,7 @@ LAYER_OF_FILE = {
     "errors.py": ERRORS,
     "files.py": ERRORS,
     "imports.py": ERRORS,
+    "settings.py": ERRORS,
     "terminal.py": ERRORS,
     "__init__.py": ERRORS,
 }

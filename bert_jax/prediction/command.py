@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bert_jax.errors import UserError, print_error
+from bert_jax.errors import UserError, full_memory_told, print_error
 from bert_jax.interop import Weights, load_weights
 from bert_jax.prediction.embedding import Embed
 from bert_jax.prediction.fill_mask import FillMask
@@ -21,13 +21,14 @@ from bert_jax.prediction.recipe import Recipe
 from bert_jax.prediction.sinks import JsonLines, Sink, Table, Vectors
 from bert_jax.prediction.sources import from_arguments, from_file, from_person, from_stdin
 from bert_jax.prediction.task_head import COMMANDS, TaskHead, command_of
+from bert_jax.settings import SHORTEST
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.registry import load_task
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.texts import TextTask
 from bert_jax.training.compilation import keep_compiled_programs
 
-_SHORTEST = 8  # pieces of a sequence: room for special ones and for a text
+_LESS_MEMORY = "take fewer sequences together, by --batch_size, or shorter ones, by --max_length"
 
 
 def answer(arguments: argparse.Namespace) -> None:
@@ -53,10 +54,11 @@ def answer(arguments: argparse.Namespace) -> None:
     predictor = _predictor(arguments, dataclasses.replace(weights, config=config))
     for note in weights.notes:
         print(f"{arguments.model}: {note}", file=sys.stderr)
-    if asks:
-        _converse(arguments, predictor)
-    else:
-        _stream(arguments, predictor, _items(arguments, predictor))
+    with full_memory_told(_LESS_MEMORY):
+        if asks:
+            _converse(arguments, predictor)
+        else:
+            _stream(arguments, predictor, _items(arguments, predictor))
 
 
 def _check_output(arguments: argparse.Namespace) -> None:
@@ -75,9 +77,9 @@ def _predictor(arguments: argparse.Namespace, weights: Weights) -> Predictor:
     command, size = arguments.command, arguments.batch_size
     longest = weights.config.max_position_embeddings
     length = arguments.max_length or longest
-    if not _SHORTEST <= length <= longest:
+    if not SHORTEST <= length <= longest:
         raise UserError(
-            f"--max_length={length}: {weights.source} takes {_SHORTEST} to {longest} pieces"
+            f"--max_length={length}: {weights.source} takes {SHORTEST} to {longest} pieces"
         )
     if command in COMMANDS:
         return TaskHead(weights, _task(arguments, weights), size, arguments.top)

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Self
 import jax
 import numpy as np
 
-from bert_jax.config import BertConfig, setting
+from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForSequenceClassification
+from bert_jax.settings import setting
 from bert_jax.tasks.losses import cross_entropy, softmax
 from bert_jax.tasks.task import Feature, Metrics
 from bert_jax.tasks.texts import FLOAT32_MAX, Labelled, TextTask

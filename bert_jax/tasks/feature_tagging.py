@@ -3,9 +3,10 @@
 import dataclasses
 from typing import ClassVar
 
-from bert_jax.config import BertConfig, setting
+from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
 from bert_jax.models.feature_head import FEATURES, FeatureTagger
+from bert_jax.settings import setting
 from bert_jax.tasks.tagging import Tagging
 
 

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bert_jax.config import BertConfig, setting
+from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForSequenceClassification
+from bert_jax.settings import setting
 from bert_jax.tasks.classification import by_value, check_distinct, label_fields
 from bert_jax.tasks.task import Feature, Metrics
 from bert_jax.tasks.texts import Labelled, TextTask

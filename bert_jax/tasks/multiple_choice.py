@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Self
 import jax
 import numpy as np
 
-from bert_jax.config import BertConfig, setting
+from bert_jax.config import BertConfig
 from bert_jax.data.buckets import collate
 from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForMultipleChoice
+from bert_jax.settings import setting
 from bert_jax.tasks.classification import most_likely
 from bert_jax.tasks.losses import cross_entropy
 from bert_jax.tasks.sequences import encode

@@ -12,10 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import BertConfig, setting
+from bert_jax.config import BertConfig
 from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForQuestionAnswering
+from bert_jax.settings import setting
 from bert_jax.tasks.losses import cross_entropy, softmax
 from bert_jax.tasks.squad import (
     Question,

@@ -12,6 +12,7 @@ from typing import Any
 import bert_jax.tasks
 from bert_jax.errors import UserError
 from bert_jax.interop.weights import Weights
+from bert_jax.settings import check_values
 from bert_jax.tasks.classification import repeated
 from bert_jax.tasks.task import Task
 from bert_jax.training.run_directory import typed
@@ -58,9 +59,11 @@ def task_from_json(fields: dict[str, Any], where: str) -> Task:
     if kind not in list(known):  # what a dict cannot look up is none either
         raise UserError(f"{where}: task {kind!r} is not known; there are {', '.join(known)}")
     try:
-        return typed(known[kind], fields.get("settings"))
-    except TypeError as error:
+        task = typed(known[kind], fields.get("settings"))
+        check_values(task, "")
+    except (TypeError, UserError) as error:
         raise UserError(f"{where}: not the settings of a {kind} task ({error})") from error
+    return task
 
 
 def stated_task(path: Path) -> Task | None:

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import BertConfig, setting
+from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForSequenceClassification
+from bert_jax.settings import setting
 from bert_jax.tasks.classification import label_fields
 from bert_jax.tasks.tables import Row
 from bert_jax.tasks.task import Feature, Metrics

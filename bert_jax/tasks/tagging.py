@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import BertConfig, setting
+from bert_jax.config import BertConfig
 from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForTokenClassification
+from bert_jax.settings import setting
 from bert_jax.tasks.classification import check_distinct
 from bert_jax.tasks.columns import Columns, read_sentences
 from bert_jax.tasks.entities import (

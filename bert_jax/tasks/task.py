@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import BertConfig, setting
+from bert_jax.config import BertConfig
 from bert_jax.data.tokenization import Tokenizer
+from bert_jax.settings import setting
 
 # What a model reads and what it is to say of it. input_ids, token_type_ids and attention_mask are
 # int32 [length] (or [choices, length]); labels have whatever shape the task gives them. An array

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import setting
 from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
+from bert_jax.settings import setting
 from bert_jax.tasks.glue import TASKS, submission
 from bert_jax.tasks.sequences import encode
 from bert_jax.tasks.tables import Row, field, is_missing, read_examples, text_field

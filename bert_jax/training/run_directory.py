@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bert_jax.config import Config, Phase, RunConfig, walk
+from bert_jax.config import Config, Phase, RunConfig
 from bert_jax.errors import UserError
 from bert_jax.files import lock
+from bert_jax.settings import is_of_type, walk
 from bert_jax.training.run_files import read_json, write_json
 
 CONFIG_FILE = "config.json"
@@ -178,13 +179,6 @@ def typed(schema: type[T], values: Any) -> T:
             raise TypeError(f"{name} is {value!r}")
         setattr(made, name, value)
     return made
-
-
-def is_of_type(value: Any, default: Any) -> bool:
-    """Whether a setting may have the value: one of its default's type, or an int for a float."""
-    if isinstance(value, bool) or isinstance(default, bool):
-        return type(value) is type(default)
-    return isinstance(value, type(default)) or (isinstance(default, float) and type(value) is int)
 
 
 def _scalar(value: Any) -> Any:

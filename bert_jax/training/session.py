@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import LimitsConfig, RunConfig
-from bert_jax.errors import TrainingFailure, UserError, first_line
+from bert_jax.errors import TrainingFailure, UserError, full_memory_told
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock
 from bert_jax.training.cluster import Cluster, join_cluster
@@ -29,6 +29,11 @@ from bert_jax.training.window import Window
 
 # A disk that is full, or that may not be written: the user's to mend.
 _NO_ROOM_OR_RIGHT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS)
+_LESS_MEMORY = (
+    "the same command goes on with --config.optimizer.accumulate=2 (4, 8 ...), which takes a batch "
+    "in so many parts, for the same update, or with --config.model.remat=dots, which keeps less of "
+    "it"
+)
 
 
 class Session(NamedTuple):
@@ -101,6 +106,7 @@ def in_session(
     cluster = join_cluster(limits, stop or StopRequest(), detect_processes)
     with (
         cluster.failing_together(),
+        full_memory_told(_LESS_MEMORY),
         _machine_errors_explained(directory),
         Watchdog(limits, directory, cluster.index) as watchdog,
         ExitStack() as held,
@@ -190,11 +196,3 @@ def _machine_errors_explained(directory: Path) -> Iterator[None]:
         where = error.filename or directory
         told = f"{where}: {error.strerror}; when that is mended, start the same command again"
         raise UserError(told) from error
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise UserError(
-            f"{first_line(error).rstrip('.')}; the same command goes on with "
-            "--config.optimizer.accumulate=2 (4, 8 ...), which takes a batch in so many parts, for "
-            "the same update, or with --config.model.remat=dots, which keeps less of it"
-        ) from error

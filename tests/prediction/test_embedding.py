@@ -1,11 +1,16 @@
 """embed against the hidden states of transformers, pooled by NumPy."""
 
+import sys
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 import transformers
 from peer_models import peer, save_peer
 
+from bert_jax import predict
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
 from bert_jax.prediction.embedding import Embed
@@ -102,3 +107,13 @@ def test_longer_texts_are_cut(source):
 def test_mistakes_are_told(source, recipe, said):
     with pytest.raises(UserError, match=said):
         embedded(source, **recipe)
+
+
+def test_a_memory_that_is_full_is_told_in_a_line_with_what_takes_less(source, monkeypatch):
+    def too_much(*_: object) -> None:
+        jax.block_until_ready(jnp.zeros((1 << 47,), jnp.uint8))  # more than can be addressed
+
+    monkeypatch.setattr(Embed, "predict", too_much)
+    monkeypatch.setattr(sys, "argv", ["predict", "embed", str(source), "the river"])
+    with pytest.raises(UserError, match=r"Out of memory .*\d bytes; .* by --batch_size"):
+        predict.main()

@@ -197,3 +197,17 @@ def test_labels_that_config_json_calls_otherwise_are_refused(labels, tmp_path):
 def test_a_kind_that_is_no_name_is_refused(kind):
     with pytest.raises(UserError, match=r"task .* is not known; there are classification"):
         task_from_json({"kind": kind, "settings": {}}, "task.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "told"),
+    [
+        ("classification", {"max_length": 3}, "max_length=3: must be at least 8"),
+        ("question_answering", {"n_best": 0}, "n_best=0: must be positive"),
+        ("question_answering", {"null_threshold": 10**400}, "null_threshold is 1000"),
+        ("question_answering", {"score": "accuracy"}, "choose one of f1, exact_match"),
+    ],
+)
+def test_a_value_that_a_setting_may_not_have_is_refused(kind, settings, told):
+    with pytest.raises(UserError, match=rf"^task.json: not the settings of a {kind} .*{told}"):
+        task_from_json({"kind": kind, "settings": settings}, "task.json")
