@@ -30,9 +30,10 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NEVER_SAVED, _NONE_WHOLE = -1, -2
 # What Orbax and the seal write beside the arrays of a small model.
 _METADATA_BYTES = 1 << 20
-# Devices that hold an array alike write a part of it each, where a part has as many bytes. Orbax by
-# itself cuts every array: a program for each shape and part, and a call for each part of each save.
-_MIN_PART_BYTES = 1 << 20
+# Devices that hold an array alike write a part of it each, where a part has as many bytes: the
+# kernels of `base` up to 144 of them. Orbax by itself cuts every array, by a program for each shape
+# and part, and a call for each part of each save.
+_MIN_PART_BYTES = 1 << 16
 # A week: how long a save may take is for the watchdog to say. Orbax by itself gives up after twenty
 # minutes.
 _SAVE_SECONDS = 7 * 24 * 3600
