@@ -104,8 +104,7 @@ def train_steps(
     with clock("pipeline"):
         batches = _on_devices(host_batches, run.mesh)
         batch = next(batches)
-    # The bits that JAX draws from; more would not fit an argument.
-    seed = np.uint32(config.seed & 0xFFFFFFFF)
+    seed = np.uint32(config.seed)
     schedule = learning_rate_schedule(config.optimizer, config.total_steps)
     while step < end and not run.stop_due():
         train_step = _compiled(run, state, batch, seed)
