@@ -112,11 +112,12 @@ def first_step(size: str, folder: Path, modes: Sequence[str], rounds: int) -> li
     own[1].run()  # fills it
     peers = [
         start(
-            f"PyTorch, {mode}",
+            f"PyTorch, {'compiled' if mode == 'default' else mode}",
             "benchmarks.step_torch",
             {"TORCHINDUCTOR_CACHE_DIR": NEW},
             head="full",
-            compiled=mode == "compiled",
+            mode=mode,
+            device="cpu",
         )
         for mode in modes
     ]
@@ -173,7 +174,7 @@ def once(*arguments: str) -> None:
 def run(quick: bool) -> Iterator[dict[str, Any]]:
     """A record for each part."""
     rounds = 1 if quick else 3
-    modes = ("eager",) if quick else ("eager", "compiled")
+    modes = ("eager",) if quick else ("eager", "default")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         parts = {"imports": lambda: imports(rounds)}

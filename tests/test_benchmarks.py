@@ -42,7 +42,6 @@ def run(output: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.exhaustive
 def test_learners_leave_their_curves(tmp_path):
     run(tmp_path, "benchmarks.quality")
     curves = json.loads((tmp_path / "quality.json").read_text())["curves"]
@@ -56,10 +55,7 @@ def test_learners_leave_their_curves(tmp_path):
     assert len((tmp_path / "quality.md").read_text().splitlines()) == 5
 
 
-@pytest.mark.parametrize(
-    "suite",
-    ["cpu", "inference", "input", pytest.param("startup", marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.parametrize("suite", SUITES)
 def test_a_suite_measures_ours_beside_its_peers(suite, tmp_path):
     run(tmp_path, "benchmarks.run", f"--suite={suite}")
     cases = json.loads((tmp_path / f"{suite}.json").read_text())["records"]
