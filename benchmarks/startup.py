@@ -93,8 +93,11 @@ def imports(rounds: int) -> list[Result]:
     return in_turns(own, [Command("transformers, import", peer)], rounds)
 
 
-def first_step(size: str, folder: Path, modes: Sequence[str], rounds: int) -> list[Result]:
-    """From the start of the process to the end of its first step, at length 128."""
+def first_step(size: str, folder: Path, modes: Mapping[str, str], rounds: int) -> list[Result]:
+    """From the start of the process to the end of its first step, at length 128.
+
+    `modes` are PyTorch's, of `benchmarks.step_torch`, by their names in the table.
+    """
     batch, kept = folder / f"{size}.npz", folder / f"compiled-{size}"
     write_batch(batch, 128, 8)
     settings = {"size": size, "batch": str(batch), "dtype": "float32"}
@@ -112,14 +115,14 @@ def first_step(size: str, folder: Path, modes: Sequence[str], rounds: int) -> li
     own[1].run()  # fills it
     peers = [
         start(
-            f"PyTorch, {'compiled' if mode == 'default' else mode}",
+            f"PyTorch, {name}",
             "benchmarks.step_torch",
             {"TORCHINDUCTOR_CACHE_DIR": NEW},
             head="full",
             mode=mode,
             device="cpu",
         )
-        for mode in modes
+        for name, mode in modes.items()
     ]
     return in_turns(own, peers, rounds)
 
@@ -174,7 +177,7 @@ def once(*arguments: str) -> None:
 def run(quick: bool) -> Iterator[dict[str, Any]]:
     """A record for each part."""
     rounds = 1 if quick else 3
-    modes = ("eager",) if quick else ("eager", "default")
+    modes = {"eager": "eager"} | ({} if quick else {"compiled": "default"})
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         parts = {"imports": lambda: imports(rounds)}
