@@ -18,6 +18,7 @@ from benchmarks.batches import write_batch
 from benchmarks.contest import ROOT, Contender, Result, contest
 from benchmarks.input_pipeline import write_text
 from benchmarks.tables import record
+from benchmarks.training_step import COMPILED, mode_name
 
 # Each run of a command has an empty folder in the place of this word.
 NEW = "{new}"
@@ -93,11 +94,8 @@ def imports(rounds: int) -> list[Result]:
     return in_turns(own, [Command("transformers, import", peer)], rounds)
 
 
-def first_step(size: str, folder: Path, modes: Mapping[str, str], rounds: int) -> list[Result]:
-    """From the start of the process to the end of its first step, at length 128.
-
-    `modes` are PyTorch's, of `benchmarks.step_torch`, by their names in the table.
-    """
+def first_step(size: str, folder: Path, modes: Sequence[str], rounds: int) -> list[Result]:
+    """From the start of the process to the end of its first step, at length 128."""
     batch, kept = folder / f"{size}.npz", folder / f"compiled-{size}"
     write_batch(batch, 128, 8)
     settings = {"size": size, "batch": str(batch), "dtype": "float32"}
@@ -115,14 +113,14 @@ def first_step(size: str, folder: Path, modes: Mapping[str, str], rounds: int) -
     own[1].run()  # fills it
     peers = [
         start(
-            f"PyTorch, {name}",
+            f"PyTorch, {mode_name(mode)}",
             "benchmarks.step_torch",
             {"TORCHINDUCTOR_CACHE_DIR": NEW},
             head="full",
             mode=mode,
             device="cpu",
         )
-        for name, mode in modes.items()
+        for mode in modes
     ]
     return in_turns(own, peers, rounds)
 
@@ -177,7 +175,7 @@ def once(*arguments: str) -> None:
 def run(quick: bool) -> Iterator[dict[str, Any]]:
     """A record for each part."""
     rounds = 1 if quick else 3
-    modes = {"eager": "eager"} | ({} if quick else {"compiled": "default"})
+    modes = ("eager",) if quick else COMPILED
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         parts = {"imports": lambda: imports(rounds)}

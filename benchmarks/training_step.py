@@ -49,11 +49,16 @@ QUICK_PEERS = {
 }
 
 
+def mode_name(mode: str) -> str:
+    """What a mode of `benchmarks.step_torch` is called in a table."""
+    return "compiled" if mode == "default" else mode
+
+
 def peers(settings: dict[str, Any], device: str, quick: bool) -> list[Contender]:
     """PyTorch as it comes; then the fair one with its allocator tuned, where that is the CPU's."""
     return [
         Contender(
-            f"PyTorch, {head} head, {'compiled' if mode == 'default' else mode}, {dtype}",
+            f"PyTorch, {head} head, {mode_name(mode)}, {dtype}",
             "benchmarks.step_torch",
             settings | {"head": head, "dtype": dtype, "mode": mode, "device": device},
             allocator.SETTINGS if head == "masked" and device == "cpu" else {},

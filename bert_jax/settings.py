@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from collections.abc import Set
-from dataclasses import field
 from typing import Any
 
 from bert_jax.errors import UserError
@@ -41,12 +40,12 @@ _SEEDS, _INTEGERS = 2**32, 2**31
 
 def setting(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
     """A dataclass field with the sentence that `--help` prints and, for names, its choices."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+    return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
 
 
 def group(schema: type, help: str) -> Any:
     """A dataclass field that holds a group of settings, one fresh instance a config."""
-    return field(default_factory=schema, metadata={"help": help, "choices": ()})
+    return dataclasses.field(default_factory=schema, metadata={"help": help, "choices": ()})
 
 
 def walk(node: Any, prefix: str = "") -> list[tuple[str, Any, dataclasses.Field]]:
