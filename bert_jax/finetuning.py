@@ -224,14 +224,14 @@ def _steps_per_epoch(config: FinetuneConfig, data: Data) -> int:
 
 
 def _with_weights(
-    config: FinetuneConfig, weights: Weights, cluster: Cluster, state: TrainState
-) -> TrainState:
-    """The state with the given weights, but for a head of another task; as it is from scratch."""
+    config: FinetuneConfig, weights: Weights, cluster: Cluster, params: Params
+) -> Params:
+    """The given weights, but for a head of another task, in the places of `params`; else these."""
     told = cluster.index == 0
     if config.scratch:
         if told:
             print(f"begun from scratch, in the architecture of {config.init_from}")
-        return state
+        return params
     check_same_weights(weights, cluster)
     same_head = weights.architecture == config.task.architecture and weights.head_fields.get(
         "id2label"
@@ -241,11 +241,11 @@ def _with_weights(
         for name, tensor in weights.tensors.items()
         if same_head or name.startswith("bert/")
     }
-    params, at_random = load_params(dataclasses.replace(weights, tensors=kept), state.params)
+    params, at_random = load_params(dataclasses.replace(weights, tensors=kept), params)
     if told:
         scopes = dict.fromkeys(name.rpartition("/")[0] for name in at_random)
         print(told_start(config.init_from, weights, scopes))
-    return dataclasses.replace(state, params=params)
+    return params
 
 
 def _ended_early(config: FinetuneConfig, data: Data, window: Window, epoch: int) -> bool:

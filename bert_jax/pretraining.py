@@ -168,17 +168,15 @@ def _train(config: Config, session: Session) -> bool:
     return finished
 
 
-def _with_weights(
-    source: str, tokenizer: Tokenizer, cluster: Cluster, state: TrainState
-) -> TrainState:
+def _with_weights(source: str, tokenizer: Tokenizer, cluster: Cluster, params: Any) -> Any:
     if not source:
-        return state
+        return params
     weights = load_weights(source)
     check_same_weights(weights, cluster)
-    params, at_random = start_params(weights, tokenizer, state.params)
+    params, at_random = start_params(weights, tokenizer, params)
     if cluster.index == 0:
         print(told_start(source, weights, at_random))
-    return dataclasses.replace(state, params=params)
+    return params
 
 
 def _nothing_to_save(cluster: Cluster) -> bool:

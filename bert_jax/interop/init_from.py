@@ -70,7 +70,7 @@ def start_params(weights: Weights, tokenizer: Tokenizer, params: Any) -> tuple[A
 
     Args:
       tokenizer: of the token shards.
-      params: the model's own initial parameters; what the weights lack stays as it is there.
+      params: of the model, as `load_params` takes them; what the weights lack stays as it is there.
 
     Returns:
       The parameters in the shardings of `params`, and the names of those that stay.

@@ -20,7 +20,7 @@ from bert_jax.interop.params import VOCABULARY, load_params, stacked_name
 from bert_jax.interop.weights import Tensor, Weights, architecture_of
 from bert_jax.models.config_json import bert_config_from_json
 from bert_jax.training.checkpoints import Checkpoints, saved_steps
-from bert_jax.training.fingerprint import fingerprints
+from bert_jax.training.fingerprint import fingerprint
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.run_directory import is_of_finetuning, read_config, read_fingerprint
 from bert_jax.training.run_files import read_json, write_json
@@ -186,7 +186,7 @@ def _read_params(checkpoint: Path, arrays: Mapping[str, Any]) -> dict[str, np.nd
         raise Damage(first_line(error)) from error
     params: dict[str, Any] = dict(flatten_dict(restored, sep="/"))
     for name, array in params.items():
-        if f"{int(fingerprints(array)):08x}" != arrays[name]["fingerprint"]:
+        if f"{int(fingerprint(array)):08x}" != arrays[name]["fingerprint"]:
             raise Damage(f"{name} is not what was saved")
     return {name.removeprefix("params/"): array for name, array in params.items()}
 
@@ -217,10 +217,10 @@ def _check_depth(params: Mapping[str, np.ndarray], depth: int, where: Path) -> N
 
 def _facts(directory: Path, step: int) -> dict[str, Any]:
     """What a model card tells of a run."""
-    config, fingerprint = read_config(directory), read_fingerprint(directory)
+    config, of_text = read_config(directory), read_fingerprint(directory)
     try:
         manifest = read_manifest(Path(config.data.dir))
-        text = manifest.source if manifest.fingerprint == fingerprint else None
+        text = manifest.source if manifest.fingerprint == of_text else None
     except UserError:  # the shards are elsewhere by now
         text = None
     scores = [
@@ -230,7 +230,7 @@ def _facts(directory: Path, step: int) -> dict[str, Any]:
     ]
     return {
         "config": dataclasses.asdict(config),
-        "text": text or f"token shards {fingerprint}",
+        "text": text or f"token shards {of_text}",
         "step": step,
         "scores": scores[-1] if scores else {},
     }

@@ -107,18 +107,33 @@ def create_state(
     optimizer: optax.GradientTransformation,
     abstract: TrainState,
     seed: int,
+    given: Any = None,
 ) -> TrainState:
     """A fresh state, each array made where its sharding puts it; no device holds a full copy.
 
     Args:
       objective, optimizer: as for `abstract_state`, which gave `abstract`.
       seed: of the initial parameters.
+      given: `abstract.params`, with arrays in the place of those parameters that need not be made;
+        none by default.
     """
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    wanted = abstract.params if given is None else given
+
+    def without_given(state: TrainState) -> TrainState:
+        # What is not asked for is neither compiled nor computed.
+        params = jax.tree.map(
+            lambda leaf, made: None if isinstance(leaf, jax.Array) else made, wanted, state.params
+        )
+        return dataclasses.replace(state, params=params)
+
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, without_given(abstract))
     initialise = jax.jit(
-        lambda key: nn.meta.unbox(_initialise(objective, optimizer, key)), out_shardings=shardings
+        lambda key: without_given(nn.meta.unbox(_initialise(objective, optimizer, key))),
+        out_shardings=shardings,
     )
-    return initialise(jax.random.key(seed))
+    made = initialise(jax.random.key(seed))
+    params = jax.tree.map(lambda leaf, fresh: leaf if fresh is None else fresh, wanted, made.params)
+    return dataclasses.replace(made, params=params)
 
 
 def begin_state(
@@ -127,7 +142,7 @@ def begin_state(
     optimizer: optax.GradientTransformation,
     abstract: TrainState,
     seed: int,
-    with_weights: Callable[[TrainState], TrainState],
+    with_weights: Callable[[Any], Any],
 ) -> tuple[TrainState, dict[str, Any]]:
     """The state of the newest checkpoint; else a fresh one, with the weights that are given.
 
@@ -135,14 +150,15 @@ def begin_state(
       checkpoints: of the run.
       objective, optimizer, seed: as for `create_state`.
       abstract: of `abstract_state`.
-      with_weights: puts given weights in the place of fresh ones, where some are given.
+      with_weights: from `abstract.params` to `given` of `create_state`.
 
     Returns:
       The state, and what `Checkpoints.save` was given with it; {} for a fresh one.
     """
     if restored := checkpoints.restore(abstract):
         return restored
-    return with_weights(create_state(objective, optimizer, abstract, seed)), {}
+    given = with_weights(abstract.params)
+    return create_state(objective, optimizer, abstract, seed, given), {}
 
 
 def parameter_count(params: Any) -> int:

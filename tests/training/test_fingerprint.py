@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from bert_jax.training.fingerprint import fingerprints, leaf_names
+from bert_jax.training.fingerprint import fingerprint, fingerprints, leaf_names
 
 DTYPES = {"float32": np.uint32, "int32": np.uint32, "bfloat16": np.uint16, "int8": np.uint8}
 SHAPES = ((), (1,), (7,), (3, 5), (2, 3, 4))
@@ -103,3 +103,24 @@ def test_each_leaf_has_its_own_and_a_name():
     values = [int(value) for value in jax.tree.leaves(fingerprints(tree))]
     assert len(set(values)) == 3
     assert leaf_names(tree) == ["params/bias", "params/kernel", "step"]
+
+
+@pytest.mark.parametrize(("devices", "programs"), [(1, 2), (8, 1)])
+def test_devices_that_wait_for_each_other_do_so_in_one_program(devices, programs):
+    """A program for each array, begun at once on several, can hang: each waits in another."""
+    compiled = []
+
+    def listen(event: str, _: float, **__: object) -> None:
+        compiled.extend([event] * event.endswith("backend_compile_duration"))
+
+    mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
+    spread = NamedSharding(mesh, PartitionSpec("x"))
+    arrays = [np.full((8, width), number, np.float32) for number, width in enumerate((9, 11, 9))]
+    placed = jax.device_put(arrays, spread)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        values = [int(value) for value in fingerprints(placed)]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(compiled) == programs
+    assert values == [int(fingerprint(array)) for array in arrays]

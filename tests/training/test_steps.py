@@ -187,6 +187,33 @@ def test_another_seed_begins_with_other_parameters():
     assert not np.isclose(first, other).any()
 
 
+def test_parameters_that_are_given_are_not_made():
+    made = []
+
+    def draw(key: jax.Array) -> np.ndarray:
+        made.append(key)
+        return np.zeros(8, np.float32)
+
+    def init(key: jax.Array) -> dict[str, jax.Array]:
+        given = jax.pure_callback(draw, jax.ShapeDtypeStruct((8,), jnp.float32), key)
+        return {"given": given, "fresh": jax.random.normal(key, (8,))}
+
+    unused: Any = None
+    objective = Objective(init, unused, unused, unused)
+    optimizer = optax.adam(1.0)
+    abstract = abstract_state(objective, optimizer, make_mesh(MeshConfig(), jax.devices()[:1]))
+    whole = create_state(objective, optimizer, abstract, seed=3)
+    assert len(made) == 1
+    weights = jnp.arange(8.0)
+    state = create_state(
+        objective, optimizer, abstract, seed=3, given=abstract.params | {"given": weights}
+    )
+    assert len(made) == 1
+    assert state.params["given"] is weights
+    np.testing.assert_array_equal(state.params["fresh"], whole.params["fresh"])
+    jax.tree.map(np.testing.assert_array_equal, state.opt_state, whole.opt_state)
+
+
 def test_another_seed_draws_other_dropout_by_the_same_program():
     """So that the seeds of a sweep are compiled once."""
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
