@@ -110,7 +110,7 @@ def test_devices_that_wait_for_each_other_do_so_in_one_program(devices, programs
     """A program for each array, begun at once on several, can hang: each waits in another."""
     compiled = []
 
-    def listen(event: str, _: float, **__: object) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: object) -> None:
         compiled.extend([event] * event.endswith("backend_compile_duration"))
 
     mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
