@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from benchmarks.batches import phase_of, read_batch
+from bert_jax.allocator import take_memory_in_main_thread
 from bert_jax.config import BertConfig, Config, model_size
 from bert_jax.training.program import pretraining_program
 from bert_jax.training.sharding import make_mesh, shard_batch
@@ -23,6 +24,7 @@ class Trainer:
     """
 
     def __init__(self, config: Config) -> None:
+        take_memory_in_main_thread()
         self.mesh = make_mesh(config.mesh, jax.devices()[:1])
         with jax.set_mesh(self.mesh):
             self.objective, optimizer, abstract, self._step = pretraining_program(config, self.mesh)

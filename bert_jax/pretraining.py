@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax.allocator import take_memory_in_main_thread
 from bert_jax.config import Config, Phase
 from bert_jax.data.batch_shapes import row_predictions
 from bert_jax.data.packing import PackedExamples
@@ -89,6 +90,7 @@ def train(
     Raises:
       UserError: a bad setting, corpus or run directory; a disk or a memory that is full.
     """
+    take_memory_in_main_thread()
     with in_session(config.limits, directory, clock, detect_processes) as session:
         return _train(config, session)
 

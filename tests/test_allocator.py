@@ -31,6 +31,29 @@ exit_at_signals()
 restart_with_allocator()
 time.sleep(60)
 """
+_PRETRAINS_THEN_COUNTS_FAULTS = """
+import resource, sys
+from pathlib import Path
+from bert_jax.errors import UserError
+from bert_jax.flags import load_config
+from bert_jax.pretraining import train
+import jax, jax.numpy as jnp
+config = load_config("tiny")
+config.corpus.source = "text:nowhere"
+try:
+    train(config, Path(sys.argv[1]))
+except UserError as error:
+    print(error, file=sys.stderr)
+# What is between the products takes 256 MiB: 128 huge pages, or 65,536 small ones.
+left, right = jnp.ones((8192, 8)), jnp.ones((8, 8192))
+step = jax.jit(lambda left, right: jnp.cos(left @ right) @ left)
+faults = []
+for _ in range(6):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step(left, right).block_until_ready()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(faults))
+"""
 
 
 def run(**environment: str) -> tuple[dict[str, Any], int, str]:
@@ -83,3 +106,16 @@ def test_a_signal_that_comes_before_the_handlers_are_back_is_not_lost(number):
         assert process.wait(30) == RESUME_EXIT_CODE
     finally:
         process.kill()
+
+
+def test_pretraining_keeps_the_memory_that_a_step_needs(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    counted = subprocess.run(
+        [sys.executable, "-c", _PRETRAINS_THEN_COUNTS_FAULTS, tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment | SETTINGS | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert "nowhere" in counted.stderr
+    assert int(counted.stdout.splitlines()[-1]) < 50
