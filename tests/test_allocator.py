@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from small_run import xla_flags
 
 from bert_jax.allocator import SETTINGS
 from bert_jax.training.stopping import RESUME_EXIT_CODE
@@ -109,13 +110,13 @@ def test_a_signal_that_comes_before_the_handlers_are_back_is_not_lost(number):
 
 
 def test_pretraining_keeps_the_memory_that_a_step_needs(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    one_device = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": xla_flags(1)}
     counted = subprocess.run(
         [sys.executable, "-c", _PRETRAINS_THEN_COUNTS_FAULTS, tmp_path],
         capture_output=True,
         text=True,
         check=True,
-        env=environment | SETTINGS | {"JAX_PLATFORMS": "cpu"},
+        env=os.environ | SETTINGS | one_device,
     )
     assert "nowhere" in counted.stderr
     assert int(counted.stdout.splitlines()[-1]) < 50
