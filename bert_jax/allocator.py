@@ -50,8 +50,8 @@ def take_memory_in_main_thread() -> None:
 
     By itself JAX leaves that to a thread of its own, and the caller only waits. Programs over
     several devices have threads of their own either way. For pretraining, whose steps have one
-    shape or two: where they have many, as in fine-tuning, the memory that is kept comes to 1.3 to
-    1.7 times as much (docs/performance.md). To be called before JAX sees a device.
+    shape or two: where they have many, as in fine-tuning, the memory that is kept comes to up
+    to 1.6 times as much (docs/performance.md). To be called before JAX sees a device.
     """
     # Only now: `restart_with_allocator` comes before what takes seconds to import.
     import jax

@@ -28,8 +28,9 @@ _UNFINISHED = ocp.path.atomicity.TMP_DIR_SUFFIX
 _PROBE = "probe"
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NEVER_SAVED, _NONE_WHOLE = -1, -2
-# What Orbax and the seal write beside the arrays of a small model.
+# What Orbax and the seal write beside the arrays: a kilobyte for each, and what is for all.
 _METADATA_BYTES = 1 << 20
+_METADATA_BYTES_PER_ARRAY = 1 << 10
 # Devices that hold an array alike write a part of it each, where a part has as many bytes: the
 # kernels of `base` up to 144 of them. Orbax by itself cuts every array, by a program for each shape
 # and part, and a call for each part of each save.
@@ -61,7 +62,12 @@ class Checkpoints:
         self._newest: int | None = None
         self._pending: tuple[int, Any, Any, dict[str, Any]] | None = None
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.PyTreeCheckpointHandler(type_handler_registry=_handlers()),
+            ocp.PyTreeCheckpointHandler(
+                # Weights shrink by a twelfth, for twice the cores' time and their size again in
+                # memory (docs/performance.md).
+                use_compression=False,
+                type_handler_registry=_handlers(),
+            ),
             async_options=ocp.options.AsyncOptions(
                 timeout_secs=_SAVE_SECONDS,
                 # Process 0 calls it when all is written, before the folder gets its name.
@@ -196,12 +202,13 @@ class Checkpoints:
         """Raise at once what would fail on the way, and leave the disk full."""
         if number := _of_first_process(self._cannot_make_folders()):
             raise OSError(number, os.strerror(number), str(self._folder))
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + _METADATA_BYTES
+        sizes = [leaf.nbytes + _METADATA_BYTES_PER_ARRAY for leaf in jax.tree.leaves(state)]
+        needed = sum(sizes) + _METADATA_BYTES
         disk = shutil.disk_usage(self._folder)
         # Some network drives say nothing: 0 of 0 bytes are free.
         if _of_first_process(disk.total > 0 and disk.free < needed):
-            sizes = f"it takes {needed / 2**20:,.1f} MiB, and {disk.free / 2**20:,.1f} are free"
-            raise OSError(sizes)
+            room = f"it takes {needed / 2**20:,.1f} MiB, and {disk.free / 2**20:,.1f} are free"
+            raise OSError(room)
 
     def _cannot_make_folders(self) -> int:
         """The number of the error that Orbax would meet in its first folder; 0 for none.

@@ -7,6 +7,7 @@ import random
 import resource
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,22 @@ SPECS = {
 }
 MARKER = "commit_success.txt"
 WINDOW = {"steps": 2, "mlm_loss": [0.1 + 0.2, 1e-300]}
+_STATE_KIB = 512 << 10
+_SAVES_THEN_COUNTS_KIB = """
+import resource, sys
+from pathlib import Path
+import jax, numpy as np
+from bert_jax.training.checkpoints import Checkpoints
+draw = np.random.default_rng(0)
+state = [jax.device_put(draw.normal(size=1 << 22).astype(np.float32)) for _ in range(32)]
+checkpoints = Checkpoints(Path(sys.argv[1]), 3)
+checkpoints.save(state[:1], 1, {})
+checkpoints._checkpointer.wait_until_finished()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+checkpoints.save(state, 2, {})
+checkpoints.close()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
 
 
 def make_mesh(*shape: int) -> Mesh:
@@ -340,6 +357,20 @@ def test_arrays_that_do_not_fit_the_model_are_named(run, capfd, change, told):
         Checkpoints(run, 3).restore(abstract(change(make_state(make_mesh(1, 1, 1), 0))))
     assert sorted(os.listdir(run / "checkpoints")) == ["1", "2"]
     assert not capfd.readouterr().err
+
+
+# --- Memory
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is counted in other units")
+def test_what_is_written_is_not_held_in_memory_a_second_time(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", _SAVES_THEN_COUNTS_KIB, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < _STATE_KIB / 2
 
 
 # --- A full disk
