@@ -11,8 +11,8 @@ SECONDS = 300
 
 @pytest.mark.slow
 def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(shards, small_disk):
-    """40 MB, which two checkpoints of 18 MB nearly fill."""
-    disk = small_disk("40m")
+    """44 MB, which two checkpoints of 20 MB nearly fill."""
+    disk = small_disk("44m")
     flags = ["model.hidden_size=256", "model.intermediate_size=960", "checkpoint_every=2"]
     run = command(shards, disk / "run", *(f"--config.{flag}" for flag in flags))
     full = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
