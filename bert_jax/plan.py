@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import re
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,9 @@ def main() -> None:
         for topology in parse_topologies(name)
     ]
     meshes = [_mesh(text, config.mesh) for text in arguments.mesh or []] or [config.mesh]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Python would hear of Ctrl-C when the compiler is done, minutes later.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     plans = make_plans(config, topologies, meshes, arguments)
     if arguments.json:
         _write(arguments.json, plans)

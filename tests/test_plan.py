@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,8 +54,11 @@ def test_topologies_are_planned_and_ranked(tmp_path):
     assert estimated != can_describe(CHIPS["h200"])
     for word in ("memory", "work", "all-reduce", "time", "speed", "recipe"):
         assert f"\n  {word} " in done.stdout
+    first, second, *refused = done.stderr.splitlines()[-3:]
+    assert re.fullmatch(r"compiling length 32, batch 16 for 8 x .+ \.\.\. \d+ s", first)
+    assert re.fullmatch(r"compiling length 32, batch 16 for 8 x cpu \.\.\. \d+ s", second)
     # What cannot be is told and left out.
-    assert done.stderr.startswith("error: --topology=cpu:3: the batch at length 32=16")
+    assert refused[0].startswith("error: --topology=cpu:3: the batch at length 32=16")
     gpu, cpu = json.loads(output.read_text())
     assert gpu["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1}
     assert cpu["device_memory"] is None
@@ -117,6 +122,20 @@ def test_the_vocabulary_planned_for_is_that_of_the_weights_and_the_new_words(tmp
     config.corpus.new_tokens = str(tmp_path / "words.txt")
     (tmp_path / "words.txt").write_text("zebra\n")
     assert plan._as_trained(config).model.vocab_size == len(PIECES) + 1
+
+
+def test_ctrl_c_ends_it_while_the_compiler_works():
+    """Without a word of Python's, which would hear of it when the compiler is done."""
+    command = [sys.executable, "-m", "bert_jax.plan", RECIPE, "--topology=cpu:8"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as planning:
+        assert planning.stderr
+        told = ""
+        while not told.endswith("compiling") and (more := planning.stderr.read(1)):
+            told += more
+        planning.send_signal(signal.SIGINT)
+        told += planning.communicate()[1]
+    assert planning.returncode == -signal.SIGINT
+    assert "Traceback" not in told
 
 
 @pytest.mark.slow

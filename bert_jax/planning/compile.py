@@ -2,9 +2,11 @@
 
 import math
 import re
+import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ def keep_programs(directory: Path) -> None:
 
 
 def compile_phase(config: Config, phase: Phase, devices: Sequence[Any]) -> CompiledPhase:
-    """Compile what `train` would run in `phase` on `devices`.
+    """Compile what `train` would run in `phase` on `devices`; standard error tells how it goes.
 
     Raises:
       DoesNotFit: it does not fit their memory.
@@ -87,7 +89,7 @@ def compile_phase(config: Config, phase: Phase, devices: Sequence[Any]) -> Compi
     # XLA cannot time products on a GPU that is not here, to choose among them.
     options = {"xla_gpu_autotune_level": 0} if devices[0].platform == "gpu" else None
     begun = time.monotonic()
-    with jax.set_mesh(mesh), warnings.catch_warnings():
+    with _told(config, phase, devices), jax.set_mesh(mesh), warnings.catch_warnings():
         # Without a TPU its programs can be kept, but not be read again: that is no fault.
         warnings.filterwarnings("ignore", message="Error reading persistent compilation cache")
         program = pretraining_program(config, mesh)
@@ -102,6 +104,23 @@ def compile_phase(config: Config, phase: Phase, devices: Sequence[Any]) -> Compi
     return CompiledPhase(
         memory=memory, text=compiled.as_text() or "", seconds=time.monotonic() - begun
     )
+
+
+@contextmanager
+def _told(config: Config, phase: Phase, devices: Sequence[Any]) -> Iterator[None]:
+    """Tell what is compiled, as it begins, and how long it took: for a TPU that is minutes."""
+    what = f"length {phase.seq_len}, batch {phase.batch_size:,}"
+    if config.model.remat != "none":
+        what += f", remat={config.model.remat}"
+    if config.optimizer.accumulate > 1:
+        what += f", accumulate={config.optimizer.accumulate}"
+    place = f"{len(devices):,} x {devices[0].device_kind}"
+    print(f"compiling {what} for {place} ...", end="", file=sys.stderr, flush=True)
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        print(f" {time.monotonic() - begun:.0f} s", file=sys.stderr)
 
 
 def _abstract_batch(config: Config, phase: Phase, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
