@@ -173,7 +173,11 @@ def test_a_run_that_is_converted_keeps_its_task(finished_run, tmp_path):
 
 @pytest.mark.parametrize(
     "stop_at",
-    [pytest.param(3, marks=[pytest.mark.slow, pytest.mark.exhaustive]), STEPS_AN_EPOCH, 38],
+    [
+        pytest.param(3, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+        STEPS_AN_EPOCH,
+        pytest.param(38, marks=pytest.mark.slow),
+    ],
 )
 def test_a_stopped_run_goes_on_bit_for_bit(folder, finished_run, tmp_path, monkeypatch, stop_at):
     config = scoring_config(folder)

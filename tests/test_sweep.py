@@ -164,6 +164,7 @@ def test_a_signal_as_a_run_ends_stops_the_sweep(config, tmp_path, monkeypatch, c
     assert len(list(tmp_path.glob("sweep/*/metrics.json"))) == 2
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_and_keeps_the_best_model(tmp_path, monkeypatch, capsys):
     write_model(tmp_path / "model")
     config = small_config(

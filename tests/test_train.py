@@ -104,7 +104,13 @@ def stop_after(stop_at: int, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "stop_at", [5, 8, 12, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+    "stop_at",
+    [
+        5,
+        8,
+        pytest.param(12, marks=pytest.mark.slow),
+        pytest.param(10, marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
 )
 def test_a_stopped_run_goes_on_bit_for_bit(shards, finished_run, tmp_path, monkeypatch, stop_at):
     """SIGTERM in the first phase, at its end, in the second and at the end: the same history."""

@@ -40,7 +40,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attention_module, name, interpreted)
 
 
-@pytest.mark.parametrize("change", [{}, {"scan_layers": True}, {"remat": "dots"}])
+@pytest.mark.parametrize(
+    "change", [{}, {"scan_layers": True}, pytest.param({"remat": "dots"}, marks=pytest.mark.slow)]
+)
 def test_a_model_learns_the_same_by_the_kernels_of_a_gpu(change, request):
     config = dataclasses.replace(WITHOUT_DROPOUT, **change)
     loss, gradients = loss_and_gradient(config)
@@ -56,6 +58,7 @@ def test_a_model_learns_the_same_by_the_kernels_of_a_gpu(change, request):
         assert np.linalg.norm(a - b) <= 0.03 * np.linalg.norm(b) + 1e-5
 
 
+@pytest.mark.slow
 def test_dropout_takes_part_in_both_kernels(as_on_a_gpu):
     changes = ({}, {"attention_probs_dropout_prob": 0.5}, {"hidden_dropout_prob": 0.5})
     losses = set()

@@ -157,6 +157,7 @@ def with_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_module, "pallas_attention", interpreted)
 
 
+@pytest.mark.slow
 def test_a_scanned_and_rematerialised_model_is_the_same_with_kernel(monkeypatch):
     expected = plain_loss_and_gradient()
     with_kernel(monkeypatch)

@@ -102,7 +102,9 @@ def test_the_last_layer_is_computed_at_what_is_read(scan_layers):
     assert step_flops(config.model, phase) + left_out > 1.3 * computed
 
 
-@pytest.mark.parametrize(("remat", "layers"), [("dots", 3), ("full", 2)])
+@pytest.mark.parametrize(
+    ("remat", "layers"), [pytest.param("dots", 3, marks=pytest.mark.slow), ("full", 2)]
+)
 def test_every_scanned_layer_is_computed_again(remat, layers):
     """Layers in a row compute no more: what the compiler merged would be computed once."""
     config = get_config()

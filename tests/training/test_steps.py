@@ -115,9 +115,8 @@ def test_every_mesh_gives_the_same_losses_and_parameters(shape, reference):
     )
 
 
-@pytest.mark.parametrize(
-    "scan_layers", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.exhaustive])]
-)
+@pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.slow
 def test_muon_trains_the_same_on_a_mesh_that_cuts_its_matrices(scan_layers):
     config = dataclasses.replace(CONFIG, scan_layers=scan_layers)
     whole, cut = (run_steps(shape, config=config, rule="muon") for shape in MESHES[::2][:2])
