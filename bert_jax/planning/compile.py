@@ -88,8 +88,7 @@ def compile_phase(config: Config, phase: Phase, devices: Sequence[Any]) -> Compi
     check_xla_options(config.xla_options, mesh)
     # XLA cannot time products on a GPU that is not here, to choose among them.
     options = {"xla_gpu_autotune_level": 0} if devices[0].platform == "gpu" else None
-    begun = time.monotonic()
-    with _told(config, phase, devices), jax.set_mesh(mesh), warnings.catch_warnings():
+    with _told(config, phase, devices) as begun, jax.set_mesh(mesh), warnings.catch_warnings():
         # Without a TPU its programs can be kept, but not be read again: that is no fault.
         warnings.filterwarnings("ignore", message="Error reading persistent compilation cache")
         program = pretraining_program(config, mesh)
@@ -107,8 +106,11 @@ def compile_phase(config: Config, phase: Phase, devices: Sequence[Any]) -> Compi
 
 
 @contextmanager
-def _told(config: Config, phase: Phase, devices: Sequence[Any]) -> Iterator[None]:
-    """Tell what is compiled, as it begins, and how long it took: for a TPU that is minutes."""
+def _told(config: Config, phase: Phase, devices: Sequence[Any]) -> Iterator[float]:
+    """Tell what is compiled, as it begins, and how long it took: for a TPU that is minutes.
+
+    Yields when it began, by `time.monotonic`.
+    """
     what = f"length {phase.seq_len}, batch {phase.batch_size:,}"
     if config.model.remat != "none":
         what += f", remat={config.model.remat}"
@@ -118,7 +120,7 @@ def _told(config: Config, phase: Phase, devices: Sequence[Any]) -> Iterator[None
     print(f"compiling {what} for {place} ...", end="", file=sys.stderr, flush=True)
     begun = time.monotonic()
     try:
-        yield
+        yield begun
     finally:
         print(f" {time.monotonic() - begun:.0f} s", file=sys.stderr)
 
