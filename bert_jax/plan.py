@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import json
 import re
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from bert_jax.config import Config, MeshConfig
 from bert_jax.errors import UserError, print_error, run_main
 from bert_jax.flags import Parser, parse_recipe
 from bert_jax.planning.topologies import Topology, parse_topologies, prepare
+from bert_jax.training.stopping import ending_at_signals
 
 if TYPE_CHECKING:
     from bert_jax.planning.planner import Plan
@@ -81,10 +81,9 @@ def main() -> None:
         for topology in parse_topologies(name)
     ]
     meshes = [_mesh(text, config.mesh) for text in arguments.mesh or []] or [config.mesh]
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Python would hear of Ctrl-C when the compiler is done, minutes later.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    plans = make_plans(config, topologies, meshes, arguments)
+    # Else Ctrl-C would be heard of when the compiler is done, minutes later.
+    with ending_at_signals():
+        plans = make_plans(config, topologies, meshes, arguments)
     if arguments.json:
         _write(arguments.json, plans)
     _refuse_what_does_not_fit(plans)

@@ -13,7 +13,7 @@ from peer_models import PIECES, peer, save_peer
 from small_run import ROOT, get_config
 
 from bert_jax import plan
-from bert_jax.errors import UserError
+from bert_jax.errors import INTERRUPTED_EXIT_CODE, UserError
 from bert_jax.planning.chips import CHIPS
 from bert_jax.planning.gpus import can_describe
 
@@ -125,7 +125,6 @@ def test_the_vocabulary_planned_for_is_that_of_the_weights_and_the_new_words(tmp
 
 
 def test_ctrl_c_ends_it_while_the_compiler_works():
-    """Without a word of Python's, which would hear of it when the compiler is done."""
     command = [sys.executable, "-m", "bert_jax.plan", RECIPE, "--topology=cpu:8"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as planning:
         assert planning.stderr
@@ -134,7 +133,8 @@ def test_ctrl_c_ends_it_while_the_compiler_works():
             told += more
         planning.send_signal(signal.SIGINT)
         told += planning.communicate()[1]
-    assert planning.returncode == -signal.SIGINT
+    assert planning.returncode == INTERRUPTED_EXIT_CODE
+    assert told.endswith("\nstopped\n")
     assert "Traceback" not in told
 
 

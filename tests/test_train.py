@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.special import softmax
-from small_run import WORDS, history, parameters, small_config, write_books
+from small_run import WORDS, command, history, parameters, small_config, write_books
 
 from bert_jax.config import Config, Phase
 from bert_jax.data.pipeline import phase_examples
@@ -26,7 +26,24 @@ from bert_jax.pretraining import train, with_token_shards
 from bert_jax.training.checkpoints import saved_steps
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
+from bert_jax.training.stopping import RESUME_EXIT_CODE, STOPPED
 from bert_jax.training.window import Window
+
+_STOPPED_AS_IT_COMPILES = """
+import os, signal, sys
+import jax
+from bert_jax.errors import run_main
+from bert_jax.train import main
+left, compile = int(sys.argv.pop(1)), jax.stages.Lowered.compile
+def stopped(lowered):
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGINT)
+    return compile(lowered)
+jax.stages.Lowered.compile = stopped
+run_main(main)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +140,21 @@ def test_a_stopped_run_goes_on_bit_for_bit(shards, finished_run, tmp_path, monke
     assert history(tmp_path / "run") == history(finished_run)
     whole, resumed = parameters(finished_run, 12), parameters(tmp_path / "run", 12)
     assert_equal_trees(whole, resumed)
+
+
+# Before them comes one by which the compiler's options are checked.
+@pytest.mark.parametrize(("program", "step"), [(2, 0), pytest.param(3, 9, marks=pytest.mark.slow)])
+def test_a_stop_does_not_wait_for_the_compiler_where_nothing_would_be_lost(
+    shards, tmp_path, program, step
+):
+    """A signal that comes while the first or the second phase's step is compiled."""
+    stopped = [sys.executable, "-c", _STOPPED_AS_IT_COMPILES, f"{program}"]
+    done = subprocess.run(
+        [*stopped, *command(shards, tmp_path / "run")[3:]], capture_output=True, text=True
+    )
+    assert done.returncode == RESUME_EXIT_CODE, done.stderr
+    assert max(saved_steps(tmp_path / "run" / "checkpoints"), default=0) == step
+    assert (STOPPED in done.stderr) == (step == 0)
 
 
 def test_a_run_stopped_in_a_row_of_skipped_steps_keeps_the_last_good_state(

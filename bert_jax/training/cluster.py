@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from json import JSONDecodeError
 from typing import Any, NoReturn
 
@@ -30,7 +30,7 @@ from jax.errors import JaxRuntimeError
 
 from bert_jax.config import LimitsConfig
 from bert_jax.errors import FAILURE_EXIT_CODE, SharedFailure, UserError, print_error
-from bert_jax.training.stopping import RESUME_EXIT_CODE, StopRequest
+from bert_jax.training.stopping import RESUME_EXIT_CODE, StopRequest, ending_at_signals
 from bert_jax.training.watchdog import running_seconds
 
 # What is to be done where what they read differs.
@@ -48,6 +48,11 @@ _NEVER = 1 << 62
 def joins_others(detect: bool) -> bool:
     """Whether this process is to meet others: it is to find them, or is told how many there are."""
     return detect or "JAX_NUM_PROCESSES" in os.environ
+
+
+def ending_alone() -> AbstractContextManager[None]:
+    """`ending_at_signals` where there is one process; the others would take it for lost."""
+    return ending_at_signals() if jax.process_count() == 1 else nullcontext()
 
 
 def join_cluster(limits: LimitsConfig, stop: StopRequest, detect: bool) -> "Cluster":

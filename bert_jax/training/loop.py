@@ -8,6 +8,7 @@ import dataclasses
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from bert_jax.config import Config, RunConfig
 from bert_jax.errors import TrainingFailure
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import TRAIN, Clock
+from bert_jax.training.cluster import ending_alone
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.optimizer import learning_rate_schedule
@@ -149,7 +151,9 @@ def _compiled(
     shape = tuple((name, array.shape) for name, array in batch.items())
     if shape not in run.compiled:
         run.begin("compile")
-        with run.clock("compile"):
+        # Before the first step there is nothing to save, and no reason to wait for the compiler.
+        interruptible = nullcontext() if run.compiled else ending_alone()
+        with run.clock("compile"), interruptible:
             run.compiled[shape] = run.train_step.lower(state, batch, seed).compile()
     return run.compiled[shape]
 

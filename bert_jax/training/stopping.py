@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
@@ -14,6 +14,9 @@ from bert_jax.errors import INTERRUPTED_EXIT_CODE
 RESUME_EXIT_CODE = 75
 STOPPED = "stopped; the same command goes on from here"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What is told at an end, and the exit code.
+_RESUMABLE = STOPPED, RESUME_EXIT_CODE
+_INTERRUPTED = "stopped", INTERRUPTED_EXIT_CODE
 
 
 def exit_at_signals() -> None:
@@ -38,21 +41,47 @@ def ignore_signals() -> None:
 def ending_at_signals() -> Iterator[None]:
     """Meanwhile end the process at once where a signal comes that would ask it to stop.
 
-    For what waits for threads of its own before it lets an interrupt through, and for what can be
-    broken off at any moment.
+    For what can be broken off at any moment: what waits for threads of its own before it lets an
+    interrupt through, and a compiler, before whose end no handler of Python's runs.
     """
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in SIGNALS if main}
     # What the system does by itself, ignoring one too, it goes on doing.
     handled = {number: handler for number, handler in before.items() if callable(handler)}
+    ends = {
+        int(number): _INTERRUPTED if handler is signal.default_int_handler else _RESUMABLE
+        for number, handler in handled.items()
+    }
+    if not ends:
+        yield
+        return
+    # Python tells this pipe of a signal when it comes, and its handlers when it is their turn.
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    listener = threading.Thread(target=_end_when_told, args=(heard, ends), daemon=True)
+    listener.start()
+    told_before = signal.set_wakeup_fd(told)
     try:
-        for number, handler in handled.items():
-            raises = handler is signal.default_int_handler
-            signal.signal(number, _exit_interrupted if raises else _exit)
+        for number in handled:
+            signal.signal(number, _leave_to_listener)
         yield
     finally:
         for number, handler in handled.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(told_before)
+        os.close(told)
+        listener.join()
+        os.close(heard)
+
+
+def _end_when_told(heard: int, ends: Mapping[int, tuple[str, int]]) -> None:
+    while number := os.read(heard, 1):
+        if end := ends.get(number[0]):
+            _end(*end)
+
+
+def _leave_to_listener(number: int, frame: FrameType | None) -> None:
+    """There must be a handler, or the system's own is called."""
 
 
 def _handle(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
@@ -62,11 +91,7 @@ def _handle(number: signal.Signals, handler: Callable[[int, FrameType | None], N
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
-    _end(STOPPED, RESUME_EXIT_CODE)
-
-
-def _exit_interrupted(number: int, frame: FrameType | None) -> None:
-    _end("stopped", INTERRUPTED_EXIT_CODE)
+    _end(*_RESUMABLE)
 
 
 def _end(told: str, code: int) -> NoReturn:

@@ -6,14 +6,16 @@ import sys
 
 import pytest
 
-from bert_jax.training.stopping import SIGNALS, STOPPED, StopRequest
+from bert_jax.errors import INTERRUPTED_EXIT_CODE
+from bert_jax.training.stopping import RESUME_EXIT_CODE, SIGNALS, STOPPED, StopRequest
 
 NUMBERS = pytest.mark.parametrize("number", SIGNALS)
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
     code = f"import signal\nfrom bert_jax.training import stopping\n{code}\nprint('whole')"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @NUMBERS
@@ -26,6 +28,44 @@ def test_a_program_that_starts_ends_at_once_and_says_how_to_go_on(number):
 def test_a_program_that_ends_is_not_disturbed(number):
     done = run(f"stopping.ignore_signals(); signal.raise_signal({number:d})")
     assert (done.returncode, done.stdout, done.stderr) == (0, "whole\n", "")
+
+
+@NUMBERS
+@pytest.mark.parametrize(
+    ("before", "code", "told"),
+    [
+        ("stopping.interrupt_at_signals()", INTERRUPTED_EXIT_CODE, "stopped"),
+        ("stopping.StopRequest()", RESUME_EXIT_CODE, STOPPED),
+    ],
+)
+def test_a_block_ends_the_process_though_python_is_not_asked(number, before, code, told):
+    done = run(
+        f"""
+import hashlib, os, threading
+{before}
+with stopping.ending_at_signals():
+    threading.Timer(0.2, os.kill, (os.getpid(), {number:d})).start()
+    # Minutes in which no handler runs.
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1 << 30)
+"""
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"\n{told}\n")
+
+
+def test_other_signals_do_not_end_it_and_later_ones_are_told():
+    done = run(
+        """
+stop = stopping.StopRequest()
+signal.signal(signal.SIGUSR1, lambda number, frame: print("other", flush=True))
+with stopping.ending_at_signals():
+    signal.raise_signal(signal.SIGUSR1)
+assert not stop.pending
+signal.raise_signal(signal.SIGTERM)
+assert stop.pending
+assert signal.set_wakeup_fd(-1) == -1
+"""
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "other\nwhole\n", "")
 
 
 @NUMBERS
