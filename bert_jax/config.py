@@ -11,7 +11,7 @@ Transformers for Language Understanding") and of its original code
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from bert_jax.errors import UserError
@@ -78,6 +78,24 @@ class BertConfig:
     def padded_vocab_size(self) -> int:
         """Rows of the embedding table: vocab_size rounded up to vocab_multiple."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+# How the model is computed; config.json's own `dtype` is that of the stored weights.
+COMPUTATION = {
+    "vocab_multiple",
+    "dtype",
+    "gradient_dtype",
+    "scan_layers",
+    "remat",
+    "attention",
+    "dropout_bits",
+}
+# What given weights determine; how they are computed and regularised is a recipe's.
+ARCHITECTURE = tuple(
+    spec.name
+    for spec in fields(BertConfig)
+    if spec.name not in COMPUTATION | {"hidden_dropout_prob", "attention_probs_dropout_prob"}
+)
 
 
 @dataclass(slots=True, kw_only=True)

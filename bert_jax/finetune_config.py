@@ -3,9 +3,8 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from bert_jax.config import BertConfig, OptimizerConfig, RunConfig
+from bert_jax.config import ARCHITECTURE, BertConfig, OptimizerConfig, RunConfig
 from bert_jax.errors import UserError
-from bert_jax.models.config_json import ARCHITECTURE
 from bert_jax.settings import group, setting
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.task import Task

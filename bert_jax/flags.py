@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from absl import flags
 from ml_collections import config_flags
 
-from bert_jax.config import Config, RunConfig
+from bert_jax.config import ARCHITECTURE, Config, RunConfig
 from bert_jax.errors import UserError, exit_with
 from bert_jax.settings import is_of_type, walk
 
@@ -140,7 +140,7 @@ def parse(
       The arguments, `workdir` a path, and the config: overridden and validated.
 
     Raises:
-      UserError: an unknown recipe, field or value.
+      UserError: an unknown recipe, field or value; a field that the weights determine.
     """
     parser.add_argument(
         "--workdir", metavar="DIR", help="the run's directory; runs/RECIPE where it is not given"
@@ -157,6 +157,8 @@ def parse(
     )
     arguments, config = parse_recipe(parser, argv, schema)
     config.init_from = arguments.init_from or config.init_from
+    if config.init_from:
+        _check_adopted(sys.argv[1:] if argv is None else argv)
     recipe = Path(arguments.config.partition(":")[0]).stem
     arguments.workdir = Path(arguments.workdir or f"runs/{recipe}")
     config.validate()
@@ -225,6 +227,14 @@ def _check_override(config: RunConfig, argument: str) -> None:
         raise UserError(f"{name}: no such field{_nearest(path, list(known))} (see --help)")
     if not equals and not isinstance(known[path], bool):
         raise UserError(f"{name}: give its value as {name}=VALUE")
+
+
+def _check_adopted(arguments: list[str]) -> None:
+    """Refuse what is asked for in vain; a larger vocabulary is that of the text with new pieces."""
+    for argument in arguments:
+        name = argument.partition("=")[0].removeprefix("--config.model.")
+        if name in ARCHITECTURE and name != "vocab_size":
+            raise UserError(f"{argument}: the architecture is that of init_from; leave it out")
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -163,6 +163,19 @@ def test_parse_takes_the_entry_points_own_arguments():
         parse(Parser(prog="x"), ["--config=tiny", "--wrkdir=w"])
 
 
+def test_what_given_weights_determine_is_not_asked_for_in_vain():
+    begun = ["--config=base", "--init_from=runs/books"]
+    _, config = parse(
+        Parser(prog="x"),
+        [*begun, "--config.model.hidden_dropout_prob=0.2", "--config.model.vocab_size=40000"],
+    )
+    assert config.model.hidden_dropout_prob == 0.2
+    for asked in ("--config.model.hidden_size=384", "--config.model.num_hidden_layers=6"):
+        with pytest.raises(UserError, match=f"^{asked}: .*init_from; leave it out"):
+            parse(Parser(prog="x"), [*begun, asked])
+        parse(Parser(prog="x"), ["--config=base", asked])
+
+
 def test_usage_errors_exit_with_2(capsys):
     with pytest.raises(SystemExit) as caught:
         parse(Parser(prog="x"), [])

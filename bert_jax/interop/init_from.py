@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.config import BertConfig, Config
+from bert_jax.config import ARCHITECTURE, BertConfig, Config
 from bert_jax.data.tokenization import Tokenizer
 from bert_jax.data.vocabulary_files import read_vocab
 from bert_jax.errors import UserError
 from bert_jax.interop.params import VOCABULARY, load_params
 from bert_jax.interop.weights import Tensor, Weights
-from bert_jax.models.config_json import ARCHITECTURE
 from bert_jax.training.cluster import SAME_FILES, Cluster
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config import BertConfig
+from bert_jax.config import COMPUTATION, BertConfig
 from bert_jax.errors import UserError
 
 ARCHITECTURES = (
@@ -16,22 +16,6 @@ ARCHITECTURES = (
     "BertForTokenClassification",
     "BertForQuestionAnswering",
     "BertForMultipleChoice",
-)
-# How the model is computed; config.json's own `dtype` is that of the stored weights.
-COMPUTATION = {
-    "vocab_multiple",
-    "dtype",
-    "gradient_dtype",
-    "scan_layers",
-    "remat",
-    "attention",
-    "dropout_bits",
-}
-# What given weights determine; how they are computed and regularised is a recipe's.
-ARCHITECTURE = tuple(
-    spec.name
-    for spec in dataclasses.fields(BertConfig)
-    if spec.name not in COMPUTATION | {"hidden_dropout_prob", "attention_probs_dropout_prob"}
 )
 # What else config.json may ask of a BERT, and the only value that this encoder computes.
 _FIXED = {
