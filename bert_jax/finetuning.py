@@ -131,7 +131,10 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
         _, _, abstract, train_step = training_program(config, objective, optimizer, mesh)
         checkpoints = Checkpoints(directory, config.keep_checkpoints)
         given = functools.partial(_with_weights, config, weights, session.cluster)
-        state, stored = begin_state(checkpoints, objective, optimizer, abstract, config.seed, given)
+        with session.cluster.ending_alone():
+            state, stored = begin_state(
+                checkpoints, objective, optimizer, abstract, config.seed, given
+            )
         window = Window(clock, stored)
         step = int(state.step)
         inference = Inference(

@@ -138,7 +138,10 @@ def _train(config: Config, session: Session) -> bool:
         objective, optimizer, abstract, train_step = pretraining_program(config, mesh)
         checkpoints = Checkpoints(directory, config.keep_checkpoints)
         given = functools.partial(_with_weights, config.init_from, tokenizer, cluster)
-        state, stored = begin_state(checkpoints, objective, optimizer, abstract, config.seed, given)
+        with cluster.ending_alone():
+            state, stored = begin_state(
+                checkpoints, objective, optimizer, abstract, config.seed, given
+            )
         window = Window(clock, stored)
         step = int(state.step)
     if session.first:

@@ -50,11 +50,6 @@ def joins_others(detect: bool) -> bool:
     return detect or "JAX_NUM_PROCESSES" in os.environ
 
 
-def ending_alone() -> AbstractContextManager[None]:
-    """`ending_at_signals` where there is one process; the others would take it for lost."""
-    return ending_at_signals() if jax.process_count() == 1 else nullcontext()
-
-
 def join_cluster(limits: LimitsConfig, stop: StopRequest, detect: bool) -> "Cluster":
     """Meet the other processes of the run; to be called before JAX sees a device.
 
@@ -118,6 +113,13 @@ class Cluster:
         with self._asking:
             self._questions += 1
             return self._questions >= self._stop_at
+
+    def ending_alone(self) -> AbstractContextManager[None]:
+        """`ending_at_signals`, but for one of several processes, which would be taken for lost.
+
+        And but for what was called from Python: who did that loses all that they have there.
+        """
+        return ending_at_signals() if self.count == 1 and self._stop.of_command else nullcontext()
 
     def exchange(self, name: str, value: str, limit: float | None = None) -> list[str]:
         """Tell all processes `value`, wait for theirs, and return them in order: a barrier.

@@ -8,7 +8,7 @@ import dataclasses
 import shlex
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from bert_jax.config import Config, RunConfig
 from bert_jax.errors import TrainingFailure
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import TRAIN, Clock
-from bert_jax.training.cluster import ending_alone
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import MetricsWriter
 from bert_jax.training.optimizer import learning_rate_schedule
@@ -48,6 +47,7 @@ class Run:
     progress: Progress
     checkpoints: Checkpoints
     stop_due: Callable[[], bool]  # whether to stop here; asked alike by all processes
+    ending: Callable[[], AbstractContextManager[None]]  # see `Cluster.ending_alone`
     begin: Callable[[str], None]  # see `Watchdog.begin`
     score: str = ""  # the metric of evaluations by which a state is best, if any is; more is better
     # The train step for each shape of batch that has come.
@@ -152,7 +152,7 @@ def _compiled(
     if shape not in run.compiled:
         run.begin("compile")
         # Before the first step there is nothing to save, and no reason to wait for the compiler.
-        interruptible = nullcontext() if run.compiled else ending_alone()
+        interruptible = nullcontext() if run.compiled else run.ending()
         with run.clock("compile"), interruptible:
             run.compiled[shape] = run.train_step.lower(state, batch, seed).compile()
     return run.compiled[shape]

@@ -158,6 +158,7 @@ def open_run(
             progress=progress,
             checkpoints=checkpoints,
             stop_due=session.cluster.stop_due,
+            ending=session.cluster.ending_alone,
             begin=session.watchdog.begin,
             score=score,
         )

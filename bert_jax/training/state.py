@@ -12,7 +12,6 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.training.checkpoints import Checkpoints
-from bert_jax.training.cluster import ending_alone
 from bert_jax.training.objective import Objective
 from bert_jax.training.sharding import array_sharding
 
@@ -156,12 +155,10 @@ def begin_state(
     Returns:
       The state, and what `Checkpoints.save` was given with it; {} for a fresh one.
     """
-    # Nothing is lost: the state is a file's still.
-    with ending_alone():
-        if restored := checkpoints.restore(abstract):
-            return restored
-        given = with_weights(abstract.params)
-        return create_state(objective, optimizer, abstract, seed, given), {}
+    if restored := checkpoints.restore(abstract):
+        return restored
+    given = with_weights(abstract.params)
+    return create_state(objective, optimizer, abstract, seed, given), {}
 
 
 def parameter_count(params: Any) -> int:

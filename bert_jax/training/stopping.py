@@ -112,11 +112,12 @@ class StopRequest:
 
     Attributes:
       pending: it has; signals after the first change nothing.
+      of_command: it is of a command, which ended at signals before.
     """
 
     def __init__(self) -> None:
         """From now on these signals no longer end the process; `pending` tells of them."""
-        self.pending = False
+        self.pending, self.of_command = False, signal.getsignal(signal.SIGINT) is _exit
         self._interrupts = False
         signal.signal(signal.SIGINT, self._receive)
         # What holds back Ctrl-C for a moment (the pool of `bert_jax.data.workers`) holds back all.

@@ -52,6 +52,26 @@ with stopping.ending_at_signals():
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"\n{told}\n")
 
 
+@pytest.mark.parametrize(
+    ("before", "code", "printed"),
+    [("stopping.exit_at_signals()", RESUME_EXIT_CODE, ""), ("", 0, "whole\n")],
+)
+def test_only_a_command_is_ended_by_what_it_does(before, code, printed):
+    """Not a notebook, say, that holds more than the run."""
+    done = run(
+        f"""
+from bert_jax.config import LimitsConfig
+from bert_jax.training.cluster import Cluster
+{before}
+stop = stopping.StopRequest()
+with Cluster(LimitsConfig(), stop, 0, 1).ending_alone():
+    signal.raise_signal(signal.SIGINT)
+assert stop.pending
+"""
+    )
+    assert (done.returncode, done.stdout) == (code, printed), done.stderr
+
+
 def test_other_signals_do_not_end_it_and_later_ones_are_told():
     done = run(
         """
