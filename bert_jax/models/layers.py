@@ -83,6 +83,12 @@ def _normalized_backward(
     epsilon: float, dtype: str, residuals: tuple[jax.Array, ...], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, mean, inverse, scale = residuals
+    shape = x.shape
+    if device_platform() == "cpu":
+        # Rows, as the sums below take them. In another shape XLA would compute the gradient again
+        # in each kernel that reads it: from the layer above, and so on up to the last.
+        arrays = (gradient, x, mean, inverse)
+        gradient, x, mean, inverse = (a.reshape(-1, a.shape[-1]) for a in arrays)
     gradient = gradient.astype(jnp.float32)
     unit = (x.astype(jnp.float32) - mean) * inverse
     along = gradient * unit
@@ -90,7 +96,8 @@ def _normalized_backward(
     removed = (_dot(gradient, scale) + unit * _dot(along, scale)) / width
     x_gradient = inverse * (gradient * scale - removed)
     ones = jnp.ones(x.shape[:-1])
-    return x_gradient.astype(x.dtype), sum_of_rows(along, ones), sum_of_rows(gradient, ones)
+    x_gradient = x_gradient.astype(x.dtype).reshape(shape)
+    return x_gradient, sum_of_rows(along, ones), sum_of_rows(gradient, ones)
 
 
 normalized = jax.custom_vjp(_normalized, nondiff_argnums=(0, 1))

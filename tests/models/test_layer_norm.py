@@ -1,6 +1,7 @@
 """LayerNorm and its gradient, against their definition in float64 and flax's module."""
 
 import dataclasses
+import re
 from typing import Any
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert_jax.config import BertConfig
-from bert_jax.models import layers
+from bert_jax.models import BertModel, layers
 
 CONFIG = BertConfig(hidden_size=24, num_attention_heads=2)
 SHAPE = (3, 5, 24)
@@ -94,3 +95,32 @@ def test_of_the_shape_of_its_inputs_it_keeps_them_alone(dtype):
     _, pull = jax.vjp(lambda x: module.apply({"params": params}, x), inputs)
     kept = [leaf.dtype for leaf in jax.tree.leaves(pull) if leaf.shape == SHAPE]
     assert kept == [dtype]
+
+
+def largest_kernel(depth: int) -> int:
+    """Lines of the largest kernel that computes a gradient on a CPU, of so many layers."""
+    model = BertModel(
+        BertConfig(
+            vocab_size=128,
+            hidden_size=128,
+            num_hidden_layers=depth,
+            num_attention_heads=2,
+            intermediate_size=512,
+            max_position_embeddings=128,
+        )
+    )
+    ids, key = jnp.zeros((8, 128), jnp.int32), jax.random.key(0)
+    inputs = (ids, ids, jnp.ones_like(ids))
+    params = nn.unbox(model.init(key, *inputs))
+
+    def loss(params: Any, key: jax.Array) -> jax.Array:
+        outputs = model.apply(params, *inputs, deterministic=False, rngs={"dropout": key})
+        return jnp.stack([jnp.square(x).sum() for x in jax.tree.leaves(outputs)]).sum()
+
+    text = jax.jit(jax.grad(loss)).lower(params, key).compile().as_text() or ""
+    kernels = re.findall(r"\n%?fused_computation.*?\n}", text, re.DOTALL)
+    return max(kernel.count("\n") for kernel in kernels)
+
+
+def test_a_gradient_is_not_computed_again_from_all_layers_above():
+    assert largest_kernel(2) == largest_kernel(4)
