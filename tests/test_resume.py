@@ -86,10 +86,16 @@ def undisturbed(shards, tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3, 4))]
 )
-def test_a_run_killed_five_times_ends_as_if_it_had_not_been(shards, undisturbed, tmp_path, seed):
-    directory = tmp_path / "run"
+def test_a_run_killed_five_times_ends_as_if_it_had_not_been(
+    shards, undisturbed, tmp_path, monkeypatch, seed
+):
+    """And leaves no temporary file."""
+    directory, temporary = tmp_path / "run", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     within_saves = kill_five_times(shards, directory, seed)
     assert within_saves >= 1
+    assert not list(temporary.iterdir())
     run(shards, directory, *FLAGS)
     assert_equal_runs(directory, undisturbed, TOTAL)
     print(f"5 kills, {within_saves} of them in the middle of a save")

@@ -337,13 +337,13 @@ def _build_ahead(
     options.threading.private_threadpool_size = workers
     options.threading.max_intra_op_parallelism = 1
     dtypes = [tf.as_dtype(array.dtype) for array in like.values()]
+    # By itself TensorFlow rewrites a function, into a file that a killed run leaves in /tmp.
+    built = tf.autograph.experimental.do_not_convert(
+        lambda step: tf.numpy_function(build, [step], dtypes, stateful=False)
+    )
     dataset = (
         tf.data.Dataset.range(steps.start, steps.stop)
-        .map(
-            lambda step: tf.numpy_function(build, [step], dtypes, stateful=False),
-            num_parallel_calls=workers,
-            deterministic=True,
-        )
+        .map(built, num_parallel_calls=workers, deterministic=True)
         .prefetch(2 * workers)
         .with_options(options)
     )
