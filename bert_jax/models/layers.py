@@ -10,11 +10,18 @@ import jax.numpy as jnp
 from flax.linen.spmd import with_logical_constraint
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from bert_jax.config import BertConfig
 from bert_jax.models.devices import device_platform, part_count
 from bert_jax.models.dropout import Draw, hardware_bits, random_bits
-from bert_jax.models.products import gradient_specs, multiply, product_apart, result_dtype
+from bert_jax.models.products import (
+    gradient_specs,
+    multiply,
+    multiply_by_matrix,
+    product_apart,
+    result_dtype,
+)
 
 # The name under which remat="dots" keeps the results of products with weights.
 PROJECTION = "projection"
@@ -156,14 +163,11 @@ def _projected(
     to be added up over devices: the sum has the dtype of what is summed. The inputs' gradients are
     added up before they are cast, so that tensor parallelism sends their sum alone.
     """
-    multiplied = functools.partial(_multiplied, _merged(spec), config)
+    merged, result = _merged(spec), result_dtype(config.dtype)
+    operand = functools.partial(_operand, spec, config, axes, inputs)
     return tuple(
-        multiplied(inputs, _operand(spec, config, axes, inputs, kernel)) for kernel in kernels
+        multiply(merged, config.dtype, inputs, operand(kernel), result) for kernel in kernels
     )
-
-
-def _multiplied(spec: str, config: BertConfig, left: jax.Array, right: jax.Array) -> jax.Array:
-    return multiply(spec, config.dtype, left, right, result_dtype(config.dtype))
 
 
 def _merged(spec: str) -> str:
@@ -197,10 +201,13 @@ def _projected_backward(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     inputs, kernels = operands
     of_inputs, of_kernel = gradient_specs(_merged(spec))
+    operand = functools.partial(_operand, spec, config, axes, inputs)
+    by_kernel = multiply_by_matrix if device_platform() == "cpu" else multiply
+    result = result_dtype(config.dtype)
     inputs_gradient = functools.reduce(
         jnp.add,
         (
-            _multiplied(of_inputs, config, gradient, _operand(spec, config, axes, inputs, kernel))
+            by_kernel(of_inputs, config.dtype, gradient, operand(kernel), result)
             for gradient, kernel in zip(gradients, kernels, strict=True)
         ),
     )
@@ -221,7 +228,9 @@ def _kernel_gradient(
         # power of two, that takes several times as long as the product. Not of a batch in parts,
         # whose sum over devices would get into the function.
         multiplied = product_apart(spec, config.dtype, gradient, inputs)
-        return multiplied.astype(config.gradient_dtype)
+        multiplied = multiplied.astype(config.gradient_dtype)
+        # Transposed once. XLA would leave that to those who read it, the norm and the optimizer.
+        return with_layout_constraint(multiplied, Layout(tuple(range(multiplied.ndim))))
     return jnp.einsum(
         spec,
         gradient.astype(config.dtype),

@@ -35,6 +35,29 @@ def multiply(spec: str, dtype: str, left: jax.Array, right: jax.Array, result: s
     return jnp.einsum(f"{ordered}->{out}", multiplied)
 
 
+def multiply_by_matrix(
+    spec: str, dtype: str, left: jax.Array, kernel: jax.Array, result: str
+) -> jax.Array:
+    """`multiply` by a kernel as by the matrix that it is in memory, its first or last axes summed.
+
+    Of a kernel with three axes, the last of which it sums over, XLA makes a transposed copy on a
+    CPU; a matrix it takes either way.
+    """
+    operands, out = spec.split("->")
+    left_letters, kernel_letters = operands.split(",")
+    _, of_left, of_kernel, _ = _roles(spec)
+    summed = "".join(letter for letter in kernel_letters if letter in left_letters)
+    sizes = dict(zip(left_letters + kernel_letters, left.shape + kernel.shape, strict=True))
+    rows = jnp.einsum(f"{left_letters}->{of_left + summed}", left)
+    rows = rows.reshape(*(sizes[letter] for letter in of_left), -1)
+    width = rows.shape[-1]
+    first = kernel_letters.startswith(summed)
+    matrix, axes = (kernel.reshape(width, -1), "sn") if first else (kernel.reshape(-1, width), "ns")
+    multiplied = multiply(f"{of_left}s,{axes}->{of_left}n", dtype, rows, matrix, result)
+    multiplied = multiplied.reshape([sizes[letter] for letter in of_left + of_kernel])
+    return jnp.einsum(f"{of_left + of_kernel}->{out}", multiplied)
+
+
 def _product(spec: str, dtype: str, left: jax.Array, right: jax.Array) -> jax.Array:
     """Two-operand einsum on operands of `dtype`, accumulated and returned in float32.
 

@@ -1,6 +1,7 @@
 """Products in a compute dtype are einsum's, and so are their gradients."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,52 @@ def test_the_gradient_of_a_kernel_with_wide_inputs_is_a_product_apart_on_a_cpu(
     of_narrow = apart("BLD,DF->BLF", ("embed", "mlp"), narrow, kernels[1])
     assert of_wide.count('inlineable = "false"') == kept_apart
     assert "inlineable" not in of_narrow
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("spec", "shapes", "axes", "transposed"),
+    [
+        ("BLD,DHK->BHLK", [(2, 3, 24), (24, 5, 8)], ("embed", "heads", "head"), "[40,24]"),
+        ("BHLK,HKD->BLD", [(2, 5, 3, 8), (5, 8, 24)], ("heads", "head", "embed"), "[24,40]"),
+        ("BLD,DF->BLF", [(2, 3, 24), (24, 40)], ("embed", "mlp"), "[40,24]"),
+    ],
+)
+def test_the_gradient_of_inputs_is_einsums_and_copies_no_kernel_on_a_cpu(
+    spec, shapes, axes, transposed, dtype
+):
+    config = BertConfig(vocab_size=96, dtype=dtype)
+    random = np.random.default_rng(0)
+    inputs, kernel = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
+    along = random.standard_normal(np.einsum(spec, inputs, kernel).shape).astype(np.float32)
+
+    def gradient(inputs, kernel, along):
+        return jax.vjp(lambda x: projected(spec, config, axes, x, (kernel,))[0], inputs)[1](along)
+
+    program = jax.jit(gradient).lower(inputs, kernel, along).compile()
+    rounded = (np.asarray(jnp.asarray(array, dtype), np.float64) for array in (along, kernel))
+    left, right = spec.split("->")[0].split(",")
+    expected = np.einsum(f"{spec.split('->')[1]},{right}->{left}", *rounded)
+    assert_close(program(inputs, kernel, along)[0], expected, 1e-5)
+    assert transposed not in (program.as_text() or transposed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_such_a_gradient_is_transposed_once_for_the_norm_and_the_optimizer(dtype):
+    config = BertConfig(vocab_size=96, dtype=dtype)
+
+    def loss(kernel, inputs):
+        return projected("BLF,FD->BLD", config, ("mlp", "embed"), inputs, (kernel,))[0].sum()
+
+    def updated(kernel, inputs):
+        gradient = jax.grad(loss)(kernel, inputs)
+        norm = jnp.linalg.norm(gradient)
+        return jax.lax.cond(norm < 1e9, lambda: kernel - gradient / norm, lambda: kernel)
+
+    step = jax.jit(updated, donate_argnums=0)
+    program = step.lower(jnp.ones((48, 24)), jnp.ones((2, 16, 48))).compile().as_text()
+    transposed = re.findall(r"= f32\[48,24\]\{1,0\} (?:copy|transpose)\(", program or "")
+    assert len(transposed) == 1
 
 
 @pytest.mark.parametrize(
