@@ -134,7 +134,7 @@ def test_the_gradient_of_inputs_is_einsums_and_copies_no_kernel_on_a_cpu(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_such_a_gradient_is_transposed_once_for_the_norm_and_the_optimizer(dtype):
+def test_the_gradient_of_a_kernel_with_wide_inputs_is_transposed_once(dtype):
     config = BertConfig(vocab_size=96, dtype=dtype)
 
     def loss(kernel, inputs):
