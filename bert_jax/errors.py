@@ -2,14 +2,18 @@
 
 import io
 import os
+import signal
 import sys
+import time
+from _thread import get_ident, start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 FAILURE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130  # as a shell reports an end by Ctrl-C
+_MOMENT = 0.01  # seconds; after it a callback has returned
 
 
 class UserError(Exception):
@@ -40,7 +44,8 @@ def run_main(main: Callable[[], None]) -> None:
         # A name in another encoding than the terminal's is told as well as can be.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        main()
+        with dropped_interrupts_repeated():
+            main()
         sys.stdout.flush()
     except UserError as error:
         _flush_or_drop_output()
@@ -51,6 +56,35 @@ def run_main(main: Callable[[], None]) -> None:
         forbidden = isinstance(error, PermissionError)
         advice = "; see whose it is and who may use it" if forbidden else ""
         exit_with(f"{where}: {error.strerror or error}{advice}")
+
+
+@contextmanager
+def dropped_interrupts_repeated(heard: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Meanwhile let Ctrl-C come again, after a call of `heard`, where its exception was dropped.
+
+    What calls back drops an exception and prints its traceback: JAX calls back after each garbage
+    collection, and a signal that comes during one is then raised there.
+    """
+    print_unraisable = sys.unraisablehook
+
+    def repeat(unraisable: Any) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            print_unraisable(unraisable)
+            return
+        heard()
+        # Not by `threading`, whose locks what was called back from may hold.
+        start_new_thread(_interrupt_later, (get_ident(),))
+
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = print_unraisable
+
+
+def _interrupt_later(thread: int) -> None:
+    time.sleep(_MOMENT)
+    signal.pthread_kill(thread, signal.SIGINT)
 
 
 @contextmanager

@@ -75,3 +75,30 @@ def test_a_command_without_standard_streams_finds_them_empty():
         timeout=60,
     )
     assert result.stderr == "['', False, False]\n"
+
+
+def test_an_interrupt_that_a_callback_drops_comes_again():
+    """Ctrl-C during a garbage collection is raised in what JAX is called back by after it."""
+    program = """
+import gc, signal, time
+from bert_jax.errors import run_main
+
+def call_back(phase, facts):
+    if phase == "stop":
+        gc.callbacks.clear()
+        signal.raise_signal(signal.SIGINT)
+
+def main():
+    gc.callbacks.append(call_back)
+    gc.collect()
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("stopped")
+
+run_main(main)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "stopped\n", "")

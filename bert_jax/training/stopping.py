@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-from bert_jax.errors import INTERRUPTED_EXIT_CODE
+from bert_jax.errors import INTERRUPTED_EXIT_CODE, dropped_interrupts_repeated
 
 # EX_TEMPFAIL of sysexits.h: try again later, unlike a failure (1) or bad usage (2).
 RESUME_EXIT_CODE = 75
@@ -127,15 +127,20 @@ class StopRequest:
     @contextmanager
     def interrupting(self) -> Iterator[None]:
         """Break off the block by KeyboardInterrupt, once, where a signal has come or comes."""
+        with dropped_interrupts_repeated(self._interrupt):
+            self._interrupt()
+            try:
+                if self.pending:
+                    raise KeyboardInterrupt
+                yield
+            finally:
+                self._interrupts = False
+
+    def _interrupt(self) -> None:
         self._interrupts = True
-        try:
-            if self.pending:
-                raise KeyboardInterrupt
-            yield
-        finally:
-            self._interrupts = False
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        first, self.pending = not self.pending, True
-        if first and self._interrupts:
+        self.pending = True
+        if self._interrupts:
+            self._interrupts = False
             raise KeyboardInterrupt

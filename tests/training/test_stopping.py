@@ -114,6 +114,33 @@ def test_a_block_is_broken_off_once(number):
 
 
 @NUMBERS
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_callback_cannot_drop_what_breaks_a_block_off(number, times):
+    """JAX calls back after garbage collections, and what is raised there goes no further."""
+    done = run(
+        f"""
+import gc, time
+dropped = []
+def call_back(phase, facts):
+    if phase == "stop" and len(dropped) < {times}:
+        dropped.append(phase)
+        signal.raise_signal({number:d} if len(dropped) == 1 else signal.SIGINT)
+stop = stopping.StopRequest()
+try:
+    with stop.interrupting():
+        gc.callbacks.append(call_back)
+        for _ in range({times}):
+            gc.collect()
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("broken off", len(dropped))
+"""
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"broken off {times}\nwhole\n"
+
+
+@NUMBERS
 def test_after_a_block_nothing_is_broken_off(number):
     stop = StopRequest()
     with stop.interrupting():
