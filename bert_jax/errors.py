@@ -8,11 +8,14 @@ import time
 from _thread import get_ident, start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 FAILURE_EXIT_CODE = 1
 USAGE_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130  # as a shell reports an end by Ctrl-C
+# Whether a command runs, which a signal may end, and not a notebook, say, that holds more.
+in_command: ContextVar[bool] = ContextVar("in_command", default=False)
 _MOMENT = 0.01  # seconds; after it a callback has returned
 
 
@@ -43,6 +46,7 @@ def run_main(main: Callable[[], None]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # A name in another encoding than the terminal's is told as well as can be.
         sys.stdout.reconfigure(errors="backslashreplace")
+    outside = in_command.set(True)
     try:
         with dropped_interrupts_repeated():
             main()
@@ -56,6 +60,8 @@ def run_main(main: Callable[[], None]) -> None:
         forbidden = isinstance(error, PermissionError)
         advice = "; see whose it is and who may use it" if forbidden else ""
         exit_with(f"{where}: {error.strerror or error}{advice}")
+    finally:
+        in_command.reset(outside)
 
 
 @contextmanager

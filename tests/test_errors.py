@@ -96,6 +96,7 @@ def main():
     except KeyboardInterrupt:
         print("stopped")
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 run_main(main)
 """
     result = subprocess.run(

@@ -115,11 +115,8 @@ class Cluster:
             return self._questions >= self._stop_at
 
     def ending_alone(self) -> AbstractContextManager[None]:
-        """`ending_at_signals`, but for one of several processes, which would be taken for lost.
-
-        And but for what was called from Python: who did that loses all that they have there.
-        """
-        return ending_at_signals() if self.count == 1 and self._stop.of_command else nullcontext()
+        """`ending_at_signals`, but for one of several processes, which would be taken for lost."""
+        return ending_at_signals() if self.count == 1 else nullcontext()
 
     def exchange(self, name: str, value: str, limit: float | None = None) -> list[str]:
         """Tell all processes `value`, wait for theirs, and return them in order: a barrier.

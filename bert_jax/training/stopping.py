@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-from bert_jax.errors import INTERRUPTED_EXIT_CODE, dropped_interrupts_repeated
+from bert_jax.errors import INTERRUPTED_EXIT_CODE, dropped_interrupts_repeated, in_command
 
 # EX_TEMPFAIL of sysexits.h: try again later, unlike a failure (1) or bad usage (2).
 RESUME_EXIT_CODE = 75
@@ -39,13 +39,13 @@ def ignore_signals() -> None:
 
 @contextmanager
 def ending_at_signals() -> Iterator[None]:
-    """Meanwhile end the process at once where a signal comes that would ask it to stop.
+    """Meanwhile end a command's process at once where a signal comes that would ask it to stop.
 
     For what can be broken off at any moment: what waits for threads of its own before it lets an
     interrupt through, and a compiler, before whose end no handler of Python's runs.
     """
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in SIGNALS if main}
+    may_end = in_command.get() and threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in SIGNALS if may_end}
     # What the system does by itself, ignoring one too, it goes on doing.
     handled = {number: handler for number, handler in before.items() if callable(handler)}
     ends = {
@@ -112,13 +112,11 @@ class StopRequest:
 
     Attributes:
       pending: it has; signals after the first change nothing.
-      of_command: it is of a command, which ended at signals before.
     """
 
     def __init__(self) -> None:
         """From now on these signals no longer end the process; `pending` tells of them."""
-        self.pending, self.of_command = False, signal.getsignal(signal.SIGINT) is _exit
-        self._interrupts = False
+        self.pending, self._interrupts = False, False
         signal.signal(signal.SIGINT, self._receive)
         # What holds back Ctrl-C for a moment (the pool of `bert_jax.data.workers`) holds back all.
         for number in (signal.SIGTERM, signal.SIGHUP):

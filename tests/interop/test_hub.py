@@ -117,3 +117,30 @@ def test_a_model_that_is_fetched_is_not_waited_for(module, arguments, number, co
         _, said = process.communicate(timeout=20)
     assert process.returncode == code
     assert said.splitlines()[-1].startswith("stopped")
+
+
+def test_a_notebook_outlives_what_it_breaks_off(tmp_path):
+    program = """
+import signal, time
+import huggingface_hub
+from bert_jax.interop import load_weights
+
+def snapshot_download(*arguments, **settings):
+    print("fetching", flush=True)
+    time.sleep(40)
+
+huggingface_hub.snapshot_download = snapshot_download
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    load_weights("org/name")
+except KeyboardInterrupt:
+    print("goes on")
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=tmp_path, text=True, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "fetching\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20)[0] == "goes on\n"
+    assert process.returncode == 0

@@ -9,6 +9,7 @@ import pytest
 from bert_jax.errors import INTERRUPTED_EXIT_CODE
 from bert_jax.training.stopping import RESUME_EXIT_CODE, SIGNALS, STOPPED, StopRequest
 
+IN_COMMAND = "from bert_jax import errors; errors.in_command.set(True)"
 NUMBERS = pytest.mark.parametrize("number", SIGNALS)
 
 
@@ -42,6 +43,7 @@ def test_a_block_ends_the_process_though_python_is_not_asked(number, before, cod
     done = run(
         f"""
 import hashlib, os, threading
+{IN_COMMAND}
 {before}
 with stopping.ending_at_signals():
     threading.Timer(0.2, os.kill, (os.getpid(), {number:d})).start()
@@ -53,8 +55,7 @@ with stopping.ending_at_signals():
 
 
 @pytest.mark.parametrize(
-    ("before", "code", "printed"),
-    [("stopping.exit_at_signals()", RESUME_EXIT_CODE, ""), ("", 0, "whole\n")],
+    ("before", "code", "printed"), [(IN_COMMAND, RESUME_EXIT_CODE, ""), ("", 0, "whole\n")]
 )
 def test_only_a_command_is_ended_by_what_it_does(before, code, printed):
     """Not a notebook, say, that holds more than the run."""
@@ -74,7 +75,8 @@ assert stop.pending
 
 def test_other_signals_do_not_end_it_and_later_ones_are_told():
     done = run(
-        """
+        f"""
+{IN_COMMAND}
 stop = stopping.StopRequest()
 signal.signal(signal.SIGUSR1, lambda number, frame: print("other", flush=True))
 with stopping.ending_at_signals():
