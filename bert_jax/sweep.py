@@ -125,28 +125,28 @@ def sweep(
     best: tuple[float, Trial] | None = None
     scores: dict[str, list[float]] = {}
     # One for all runs: a signal that comes as a run ends, or between two, stops the sweep too.
-    stop = StopRequest()
-    for number, (trial, of_trial) in enumerate(zip(trials, configs, strict=True), 1):
-        if stop.pending:
-            print(STOPPED, file=sys.stderr)
-            return False
-        print(f"run {number} of {len(trials)}: {trial.name}, seed {trial.seed}")
-        if not trial.done:
-            _check_same_data(directory, begun["data"], _digests(configs))
-            if not finetune(of_trial, trial.directory, stop=stop):
+    with StopRequest() as stop:
+        for number, (trial, of_trial) in enumerate(zip(trials, configs, strict=True), 1):
+            if stop.pending:
+                print(STOPPED, file=sys.stderr)
                 return False
-        if not (trial.directory / REPORT_FILE).exists():  # it was killed before
-            write_report(trial.directory)
-        score = _score(trial.directory)
-        shutil.rmtree(trial.directory / "checkpoints", ignore_errors=True)
-        scores.setdefault(trial.name, []).append(score)
-        if best is None or score > best[0]:
-            if best:
-                shutil.rmtree(best[1].directory / MODEL, ignore_errors=True)
-            best = score, trial
-        else:
-            shutil.rmtree(trial.directory / MODEL, ignore_errors=True)
-        _write(directory, begun, config.task.score, scores, best)
+            print(f"run {number} of {len(trials)}: {trial.name}, seed {trial.seed}")
+            if not trial.done:
+                _check_same_data(directory, begun["data"], _digests(configs))
+                if not finetune(of_trial, trial.directory, stop=stop):
+                    return False
+            if not (trial.directory / REPORT_FILE).exists():  # it was killed before
+                write_report(trial.directory)
+            score = _score(trial.directory)
+            shutil.rmtree(trial.directory / "checkpoints", ignore_errors=True)
+            scores.setdefault(trial.name, []).append(score)
+            if best is None or score > best[0]:
+                if best:
+                    shutil.rmtree(best[1].directory / MODEL, ignore_errors=True)
+                best = score, trial
+            else:
+                shutil.rmtree(trial.directory / MODEL, ignore_errors=True)
+            _write(directory, begun, config.task.score, scores, best)
     assert best
     print(text_table(config.task.score, [Setting(*item) for item in scores.items()]))
     print(f"best run: {best[1].name}, seed {best[1].seed}: {best[0]:.4f}")

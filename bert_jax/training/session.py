@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ def in_session(
 ) -> Iterator[Session]:
     """Hold the run directory with the other processes of the run; failures are told to them.
 
-    From here on, SIGINT, SIGTERM and SIGHUP no longer end the process, but ask it to stop.
+    Meanwhile SIGINT, SIGTERM and SIGHUP do not end the process, but ask it to stop.
 
     Args:
       limits: how long to wait for others.
@@ -103,22 +103,23 @@ def in_session(
     Raises:
       UserError: the directory is in use; a disk or a memory that is full.
     """
-    cluster = join_cluster(limits, stop or StopRequest(), detect_processes)
-    with (
-        cluster.failing_together(),
-        full_memory_told(_LESS_MEMORY),
-        _machine_errors_explained(directory),
-        Watchdog(limits, directory, cluster.index) as watchdog,
-        ExitStack() as held,
-    ):
-        cluster.check_count()
-        cluster.by_first("lock", lambda: held.enter_context(locked(directory)))
-        # Before any of them reads for long: JAX gives a process two minutes to tell its devices.
-        number = "number of devices"
-        cluster.check_same(number, lambda: str(jax.local_device_count()), "give each as many")
-        yield Session(directory, clock or Clock(), cluster, watchdog)
-        watchdog.begin("")  # the others are waited for as long as theirs let them be
-        cluster.leave()
+    with nullcontext(stop) if stop else StopRequest() as asked:
+        cluster = join_cluster(limits, asked, detect_processes)
+        with (
+            cluster.failing_together(),
+            full_memory_told(_LESS_MEMORY),
+            _machine_errors_explained(directory),
+            Watchdog(limits, directory, cluster.index) as watchdog,
+            ExitStack() as held,
+        ):
+            cluster.check_count()
+            cluster.by_first("lock", lambda: held.enter_context(locked(directory)))
+            # Before any reads for long: JAX gives a process two minutes to tell its devices.
+            number = "number of devices"
+            cluster.check_same(number, lambda: str(jax.local_device_count()), "give each as many")
+            yield Session(directory, clock or Clock(), cluster, watchdog)
+            watchdog.begin("")  # the others are waited for as long as theirs let them be
+            cluster.leave()
 
 
 @contextmanager

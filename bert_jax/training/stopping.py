@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from bert_jax.errors import INTERRUPTED_EXIT_CODE, dropped_interrupts_repeated, in_command
 
@@ -117,10 +117,21 @@ class StopRequest:
     def __init__(self) -> None:
         """From now on these signals no longer end the process; `pending` tells of them."""
         self.pending, self._interrupts = False, False
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
         signal.signal(signal.SIGINT, self._receive)
         # What holds back Ctrl-C for a moment (the pool of `bert_jax.data.workers`) holds back all.
         for number in (signal.SIGTERM, signal.SIGHUP):
             _handle(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The signals do what they did before; those of a command, which ends now, nothing."""
+        if not in_command.get():
+            for number, handler in self._before.items():
+                if handler is not None:  # it was set from Python
+                    signal.signal(number, handler)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
-"""What a run leaves behind when it fails."""
+"""What a run leaves behind, when it fails too."""
 
+import signal
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from bert_jax.training.clock import Clock
 from bert_jax.training.seal import write_seal
 from bert_jax.training.session import in_session, open_run
 from bert_jax.training.sharding import make_mesh
+from bert_jax.training.stopping import SIGNALS
 from bert_jax.training.window import Window
 
 
@@ -52,3 +54,10 @@ def test_a_memory_that_is_full_is_told_in_a_line_with_what_takes_less(tmp_path):
         # More than a process can address.
         jax.block_until_ready(jnp.zeros((1 << 47,), jnp.uint8))
     assert "out of memory" in str(told.value).lower()
+
+
+def test_after_a_run_signals_do_what_they_did_before(tmp_path):
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with in_session(Config().limits, tmp_path, None, detect_processes=False):
+        assert [signal.getsignal(number) for number in SIGNALS] != before
+    assert [signal.getsignal(number) for number in SIGNALS] == before

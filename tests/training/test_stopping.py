@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bert_jax.errors import INTERRUPTED_EXIT_CODE
+from bert_jax.errors import INTERRUPTED_EXIT_CODE, in_command
 from bert_jax.training.stopping import RESUME_EXIT_CODE, SIGNALS, STOPPED, StopRequest
 
 IN_COMMAND = "from bert_jax import errors; errors.in_command.set(True)"
@@ -149,3 +149,20 @@ def test_after_a_block_nothing_is_broken_off(number):
         pass
     signal.raise_signal(number)
     assert stop.pending
+
+
+@pytest.mark.parametrize("in_a_command", [True, False])
+def test_who_calls_from_python_has_the_signals_back(in_a_command):
+    """A command ends next, and must not be broken off as it does."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    outside = in_command.set(in_a_command)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.pending
+        after = [signal.getsignal(number) for number in SIGNALS]
+    finally:
+        in_command.reset(outside)
+        for number, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(number, handler)
+    assert (after == before) != in_a_command
