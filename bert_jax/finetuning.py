@@ -70,7 +70,7 @@ def finetune(
 ) -> bool:
     """Fine-tune by `config` in `directory`, or go on with the run that is there.
 
-    From the first line on, SIGINT, SIGTERM and SIGHUP no longer end the process.
+    Meanwhile SIGINT, SIGTERM and SIGHUP do not end the process, but ask it to stop.
 
     Args:
       config: validated; the run directory gets it with what was learnt of the examples.
