@@ -1,9 +1,7 @@
 """What a fine-tuning run says before it starts, and leaves behind: model, predictions, scores."""
 
 import json
-import shlex
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +24,7 @@ from bert_jax.tasks.registry import TASK_FILE, task_to_json
 from bert_jax.tasks.splits import set_name
 from bert_jax.tasks.task import Task
 from bert_jax.training.clock import account
-from bert_jax.training.console import figure, table, time_split
+from bert_jax.training.console import figure, how_to_continue, table, time_split
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.run_files import read_json, write_json
 from bert_jax.training.state import parameter_count
@@ -186,8 +184,8 @@ def closing_summary(directory: Path, finished: bool) -> str:
         rows.append(("best", f"after step {told['best_step']:,}"))
     rows.append(("time", time_split(seconds)))
     if not finished:
-        command = "python -m bert_jax.finetune " + shlex.join(sys.argv[1:])
-        return table("stopped", [*rows, ("continue", command)])
+        rows.append(("continue", how_to_continue("bert_jax.finetune")))
+        return table("stopped", rows)
     rows.append(("model", f"{directory / MODEL}, for bert_jax.predict and transformers"))
     rows.append(("report", f"{directory / REPORT_FILE}"))
     return table("done", rows)

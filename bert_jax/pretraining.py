@@ -6,7 +6,6 @@ alike in each process of a run; process 0 alone writes and prints.
 
 import dataclasses
 import functools
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -43,7 +42,13 @@ from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock, account
 from bert_jax.training.cluster import SAME_FILES, Cluster
 from bert_jax.training.compilation import keep_compiled_programs
-from bert_jax.training.console import evaluation_line, header, pretraining_seconds_left, summary
+from bert_jax.training.console import (
+    evaluation_line,
+    header,
+    how_to_continue,
+    pretraining_seconds_left,
+    summary,
+)
 from bert_jax.training.evaluation import evaluate
 from bert_jax.training.flops import training_flops_per_token
 from bert_jax.training.loop import Run, train_steps
@@ -372,5 +377,5 @@ def _closing_summary(directory: Path, finished: bool) -> str:
     seconds = account(of_kind(records, "time"))
     evaluation = (of_kind(records, "eval") or [None])[-1]
     baseline = baseline_of(records, evaluation or {})
-    command = None if finished else "python -m bert_jax.train " + shlex.join(sys.argv[1:])
+    command = None if finished else how_to_continue("bert_jax.train")
     return summary(directory, evaluation, baseline, seconds, command)

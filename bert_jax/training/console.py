@@ -13,6 +13,7 @@ from typing import Any, Self, TextIO
 from tqdm import tqdm
 
 from bert_jax.config import BertConfig, Config, Phase, model_size
+from bert_jax.errors import in_command
 from bert_jax.training.clock import goodput
 from bert_jax.training.flops import run_flops, step_flops
 
@@ -87,6 +88,13 @@ def summary(
         rows.append(("continue", resume_command))
     rows.append(("report", f"python -m bert_jax.report {shlex.quote(str(run_directory))}"))
     return table("stopped" if resume_command else "done", rows)
+
+
+def how_to_continue(program: str) -> str:
+    """What goes on with a run that was stopped: the command again, or the call from Python."""
+    if in_command.get():
+        return f"python -m {program} {shlex.join(sys.argv[1:])}"
+    return "the same call"
 
 
 class Progress:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from bert_jax.config import Config, DataConfig, Phase, model_size
+from bert_jax.errors import in_command
 from bert_jax.training import console
 from bert_jax.training.console import (
     Progress,
     duration,
     evaluation_line,
     header,
+    how_to_continue,
     pretraining_seconds_left,
     summary,
 )
@@ -100,6 +102,17 @@ def test_summary_names_the_split_of_time_and_commands_to_paste():
     assert stopped.startswith("stopped\n")
     assert "continue  python -m bert_jax.train --x" in stopped
     assert "held-out" not in stopped
+
+
+def test_what_goes_on_is_the_command_or_the_call(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "--config=tiny", "--workdir=my run"])
+    assert how_to_continue("bert_jax.train") == "the same call"
+    outside = in_command.set(True)
+    try:
+        command = how_to_continue("bert_jax.train")
+    finally:
+        in_command.reset(outside)
+    assert command == "python -m bert_jax.train --config=tiny '--workdir=my run'"
 
 
 SECONDS_LEFT = functools.partial(pretraining_seconds_left, CONFIG)
