@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from small_run import ROOT, write_books
+from small_run import ROOT, write_books, xla_flags
 
 _SHOW = """
 import json
@@ -32,11 +32,15 @@ def test_the_program_of_python_md(tmp_path):
     (tmp_path / "reviews.csv").write_text("\n".join(rows) + "\n")
     text = (ROOT / "docs/python.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XLA_FLAGS": xla_flags(1),  # one device, as a user has
+    }
     done = subprocess.run(
         [sys.executable, "-c", "\n".join([*blocks, _SHOW])],
         cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=300,

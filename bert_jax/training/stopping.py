@@ -136,8 +136,8 @@ class StopRequest:
     @contextmanager
     def interrupting(self) -> Iterator[None]:
         """Break off the block by KeyboardInterrupt, once, where a signal has come or comes."""
-        with dropped_interrupts_repeated(self._interrupt):
-            self._interrupt()
+        with dropped_interrupts_repeated(self._arm):
+            self._arm()
             try:
                 if self.pending:
                     raise KeyboardInterrupt
@@ -145,7 +145,8 @@ class StopRequest:
             finally:
                 self._interrupts = False
 
-    def _interrupt(self) -> None:
+    def _arm(self) -> None:
+        """Let the next signal raise; one that was dropped is the next once more."""
         self._interrupts = True
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
