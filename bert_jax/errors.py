@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from _thread import get_ident, start_new_thread
 from collections.abc import Callable, Iterator
@@ -86,6 +87,11 @@ def dropped_interrupts_repeated(heard: Callable[[], None] = lambda: None) -> Ite
         yield
     finally:
         sys.unraisablehook = print_unraisable
+
+
+def handles_signals() -> bool:
+    """Whether signals are handled in the calling thread, which Python leaves to the main one."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def _interrupt_later(thread: int) -> None:

@@ -78,7 +78,8 @@ def header(
         ),
         (
             "steps",
-            f"{config.total_steps:,}: {config.epochs} epochs in batches of {config.batch_size}"
+            f"{config.total_steps:,}: {config.epochs} "
+            f"{'epoch' if config.epochs == 1 else 'epochs'} in batches of {config.batch_size}"
             + (", packed" if config.packing else ""),
         ),
         (

@@ -12,7 +12,7 @@ from small_run import LONG, Processes, command, write_books
 from bert_jax.training.metrics import read_metrics
 
 RESUME = 75
-STOPPED = "stopped; the same command goes on from here"
+STOPPED = "stopped; run it again to go on from here"
 # What a run of BERT-tiny's size is promised to need; several times that on a busy machine.
 SECONDS = 5
 FLAGS = [

@@ -12,6 +12,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
+from bert_jax.errors import handles_signals
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -75,7 +77,7 @@ def _interrupts_held() -> Iterator[None]:
     shut down. Processes that the block starts have it blocked for good: a terminal sends it to
     all, and the parent stops them.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not handles_signals():
         yield  # Ctrl-C is never raised here
         return
     held: list[int] = []

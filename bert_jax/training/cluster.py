@@ -281,7 +281,7 @@ class Cluster:
             self._holds = self._asking.acquire()
             self._write(f"{_QUESTIONS}/{self.index}", str(self._questions))
             if not self._stop.pending:
-                os.kill(os.getpid(), signal.SIGINT)  # what can be broken off is
+                self._stop.ask()
         if self.index == 0 and _STOP_AT not in notices:
             asked = self._read(_QUESTIONS)
             if len(asked) == self.count:

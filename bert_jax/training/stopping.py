@@ -6,13 +6,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
-from bert_jax.errors import INTERRUPTED_EXIT_CODE, dropped_interrupts_repeated, in_command
+from bert_jax.errors import (
+    INTERRUPTED_EXIT_CODE,
+    dropped_interrupts_repeated,
+    handles_signals,
+    in_command,
+)
 
 # EX_TEMPFAIL of sysexits.h: try again later, unlike a failure (1) or bad usage (2).
 RESUME_EXIT_CODE = 75
-STOPPED = "stopped; the same command goes on from here"
+STOPPED = "stopped; run it again to go on from here"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What is told at an end, and the exit code.
 _RESUMABLE = STOPPED, RESUME_EXIT_CODE
@@ -44,7 +49,7 @@ def ending_at_signals() -> Iterator[None]:
     For what can be broken off at any moment: what waits for threads of its own before it lets an
     interrupt through, and a compiler, before whose end no handler of Python's runs.
     """
-    may_end = in_command.get() and threading.current_thread() is threading.main_thread()
+    may_end = in_command.get() and handles_signals()
     before = {number: signal.getsignal(number) for number in SIGNALS if may_end}
     # What the system does by itself, ignoring one too, it goes on doing.
     handled = {number: handler for number, handler in before.items() if callable(handler)}
@@ -108,7 +113,7 @@ class StopRequest:
     """Whether a signal to stop has come to this process.
 
     SIGINT is Ctrl-C; SIGTERM comes from a machine that is taken away, SIGHUP from a terminal that
-    is closed.
+    is closed. In a thread of a caller's they are left to the caller, and only `ask` asks.
 
     Attributes:
       pending: it has; signals after the first change nothing.
@@ -117,6 +122,9 @@ class StopRequest:
     def __init__(self) -> None:
         """From now on these signals no longer end the process; `pending` tells of them."""
         self.pending, self._interrupts = False, False
+        self._before: dict[int, Any] = {}
+        if not handles_signals():
+            return
         self._before = {number: signal.getsignal(number) for number in SIGNALS}
         signal.signal(signal.SIGINT, self._receive)
         # What holds back Ctrl-C for a moment (the pool of `bert_jax.data.workers`) holds back all.
@@ -132,6 +140,13 @@ class StopRequest:
             for number, handler in self._before.items():
                 if handler is not None:  # it was set from Python
                     signal.signal(number, handler)
+
+    def ask(self) -> None:
+        """Let it be as if a signal had come; from any thread."""
+        if self._before:
+            os.kill(os.getpid(), signal.SIGINT)  # so that what can be broken off is
+        else:
+            self.pending = True
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:

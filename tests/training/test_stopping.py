@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -149,6 +150,22 @@ def test_after_a_block_nothing_is_broken_off(number):
         pass
     signal.raise_signal(number)
     assert stop.pending
+
+
+def test_in_a_thread_of_a_caller_signals_are_left_to_it():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with ThreadPoolExecutor() as thread, thread.submit(StopRequest).result() as stop:
+        assert [signal.getsignal(number) for number in SIGNALS] == before
+        stop.ask()
+        assert stop.pending
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_what_is_asked_without_a_signal_breaks_a_block_off():
+    with StopRequest() as stop, ThreadPoolExecutor() as thread:
+        with pytest.raises(KeyboardInterrupt), stop.interrupting():
+            thread.submit(stop.ask).result()
+        assert stop.pending
 
 
 @pytest.mark.parametrize("in_a_command", [True, False])
