@@ -50,6 +50,58 @@ def test_an_address_without_a_port_is_named(monkeypatch):
         join_cluster(LimitsConfig(start=1), StopRequest(), False)
 
 
+FOUND = """
+import jax
+from bert_jax.config import LimitsConfig
+from bert_jax.training.cluster import join_cluster
+from bert_jax.training.stopping import StopRequest
+cluster = join_cluster(LimitsConfig(), StopRequest(), True)
+print(cluster.exchange("places", str(cluster.index)), jax.config.read("jax_cuda_visible_devices"))
+cluster.leave()
+"""
+
+
+def in_slurm(index: int, **more: str) -> dict[str, str]:
+    """What SLURM sets for a process, as far as JAX and we read it (`srun`'s manual)."""
+    of_job = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    local = "0" if more["SLURM_STEP_TASKS_PER_NODE"].startswith("1") else str(index)
+    return of_job | {"SLURM_PROCID": str(index), "SLURM_LOCALID": local} | more
+
+
+def in_open_mpi(index: int, **more: str) -> dict[str, str]:
+    """What `mpirun` sets for a process, as far as JAX and we read it."""
+    of_all = {"OMPI_MCA_orte_hnp_uri": "4096.0;tcp://127.0.0.1:1", "OMPI_COMM_WORLD_SIZE": "2"}
+    local = "0" if more["OMPI_COMM_WORLD_LOCAL_SIZE"] == "1" else str(index)
+    ranks = {"OMPI_COMM_WORLD_RANK": str(index), "OMPI_COMM_WORLD_LOCAL_RANK": local}
+    return of_all | ranks | more
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "more", "gpus"),
+    [
+        (in_slurm, {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, ["all", "all"]),
+        (in_slurm, {"SLURM_STEP_TASKS_PER_NODE": "2", "CUDA_VISIBLE_DEVICES": "2,3"}, ["0", "1"]),
+        (in_slurm, {"SLURM_STEP_TASKS_PER_NODE": "2", "CUDA_VISIBLE_DEVICES": "3"}, ["all"] * 2),
+        (in_slurm, {"SLURM_STEP_TASKS_PER_NODE": "1", "JAX_LOCAL_DEVICE_IDS": "4,5"}, ["4,5"] * 2),
+        (in_open_mpi, {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, ["all", "all"]),
+        (in_open_mpi, {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ["0", "1"]),
+    ],
+)
+def test_processes_of_a_scheduler_meet_and_see_the_gpus_that_are_theirs(
+    tmp_path, scheduled, more, gpus
+):
+    """One that is alone on its host takes all; JAX would have it take the first."""
+    unset = ["env", "--unset=JAX_NUM_PROCESSES", "--unset=JAX_PROCESS_ID"]
+    commands = []
+    for index in range(2):
+        variables = [f"{name}={value}" for name, value in scheduled(index, **more).items()]
+        commands.append([*unset, *variables, sys.executable, "-c", FOUND])
+    with Processes(tmp_path, commands) as processes:
+        assert processes.wait(60) == [0, 0], processes.output(0)
+        told = [processes.output(index).splitlines()[-1] for index in range(2)]
+    assert told == [f"['0', '1'] {seen}" for seen in gpus]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "devices", "flags"),

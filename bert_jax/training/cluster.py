@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from json import JSONDecodeError
 from typing import Any, NoReturn
@@ -70,6 +70,7 @@ def join_cluster(limits: LimitsConfig, stop: StopRequest, detect: bool) -> "Clus
         jax.distributed.initialize(
             num_processes=_number("JAX_NUM_PROCESSES"),
             process_id=_number("JAX_PROCESS_ID"),
+            local_device_ids=_local_devices(os.environ),
             cluster_detection_method=None if detect else "deactivate",
             initialization_timeout=limits.start,
             # Ours are to come first, and say more.
@@ -358,6 +359,21 @@ def _check_address() -> None:
             f"JAX_COORDINATOR_ADDRESS={address}: must be host:port, of process 0; the port may be "
             "any that is free there"
         )
+
+
+def _local_devices(environ: Mapping[str, str]) -> list[int] | None:
+    """None, which GPUs are this process's, or [], all that it sees.
+
+    JAX gives a process that SLURM or Open MPI started the GPU of its number on the host. One that
+    is alone there is for all of them, and one that was given a GPU (`--gpus-per-task=1`) for that,
+    which is the first that it sees.
+    """
+    processes = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get(
+        "OMPI_COMM_WORLD_LOCAL_SIZE", ""
+    )
+    alone = re.fullmatch(r"1(\(x[0-9]+\))?", processes)  # "1(x4)" on four hosts
+    one = re.fullmatch("[^,]+", environ.get("CUDA_VISIBLE_DEVICES", ""))
+    return [] if (alone or one) and "JAX_LOCAL_DEVICE_IDS" not in environ else None
 
 
 def _number(name: str) -> int | None:
