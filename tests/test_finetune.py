@@ -26,6 +26,7 @@ from bert_jax.flags import override
 from bert_jax.interop import load_weights
 from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.registry import load_task
+from bert_jax.training import console
 from bert_jax.training.console import Progress
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.watchdog import Watchdog
@@ -91,11 +92,21 @@ def test_a_run_learns_and_leaves_its_scores(finished_run):
     assert "100 training examples" in page
 
 
-def test_a_packed_run_learns(folder, tmp_path, capsys):
-    assert finetune(config_of(folder, packing=True), tmp_path / "run")
+def test_a_packed_run_learns_and_shows_each_step_where_a_step_is_long(
+    folder, tmp_path, capsys, monkeypatch
+):
+    for seconds in ("_SECONDS_BETWEEN_LINES", "_SECONDS_OF_SILENCE"):
+        monkeypatch.setattr(console, seconds, 0.0)  # as if a step took longer than that
+    config = config_of(folder, packing=True)
+    config.log_every = 100
+    assert finetune(config, tmp_path / "run")
     told = json.loads((tmp_path / "run/metrics.json").read_text())
     assert told["scores"]["dev"]["accuracy"] > 0.9
-    assert "in batches of 16, packed" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "in batches of 16, packed" in shown.out
+    records = [r["step"] for r in read_metrics(tmp_path / "run") if r["kind"] == "train"]
+    assert "step 1/" in shown.err
+    assert 1 not in records
 
 
 def test_packing_leaves_less_padding(folder):

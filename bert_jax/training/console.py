@@ -17,8 +17,10 @@ from bert_jax.errors import in_command
 from bert_jax.training.clock import goodput
 from bert_jax.training.flops import run_flops, step_flops
 
-# A log file needs no more than this; a terminal's bar moves all the time.
+# A log file needs no more lines than one in so many seconds.
 _SECONDS_BETWEEN_LINES = 10.0
+# Between two records: of a line, and of a terminal's bar, each move of which waits for all steps.
+_SECONDS_OF_SILENCE, _SECONDS_BETWEEN_MOVES = 60.0, 2.0
 
 
 def header(
@@ -98,7 +100,11 @@ def how_to_continue(program: str) -> str:
 
 
 class Progress:
-    """A progress bar on a terminal; elsewhere a plain line every ten seconds at most."""
+    """A progress bar on a terminal; elsewhere a plain line every ten seconds at most.
+
+    Both show between two records how far the run is: where a step takes seconds there would be
+    nothing to see for minutes.
+    """
 
     def __init__(
         self,
@@ -123,9 +129,12 @@ class Progress:
         self._enabled = enabled
         self._stream = stream or sys.stderr
         self._printed_at = -_SECONDS_BETWEEN_LINES
+        self._shown_at = time.monotonic()
+        self._patience = _SECONDS_BETWEEN_LINES  # the first line comes sooner
         self._pending = ""
         self._bar = None
         if enabled and self._stream.isatty():
+            self._patience = _SECONDS_BETWEEN_MOVES
             self._bar = tqdm(
                 total=total_steps,
                 initial=start_step,
@@ -134,8 +143,12 @@ class Progress:
                 bar_format="{percentage:3.0f}%|{bar:12}| {n:,}/{total:,} {desc}",
             )
 
+    def due(self) -> bool:
+        """Whether it is time to show, by `update`, what there is so far of the next record."""
+        return self._enabled and time.monotonic() - self._shown_at >= self._patience
+
     def update(self, step: int, record: Mapping[str, Any] | None = None) -> None:
-        """Move to `step` (steps done); `record` is a new "train" record, if there is one."""
+        """Move to `step` (steps done); `record` is a "train" record, if there is one."""
         if not self._enabled:
             return
         text = _train_text(record, self._seconds_left(step, record)) if record else ""
@@ -143,6 +156,7 @@ class Progress:
             if text:
                 self._bar.set_description_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
+            self._shown_at = time.monotonic()
         elif text:
             self._pending = f"step {step:,}/{self._total:,} {text}"
             if time.monotonic() - self._printed_at >= _SECONDS_BETWEEN_LINES:
@@ -171,7 +185,8 @@ class Progress:
     def _print_pending(self) -> None:
         self.print(self._pending)
         self._pending = ""
-        self._printed_at = time.monotonic()
+        self._printed_at = self._shown_at = time.monotonic()
+        self._patience = _SECONDS_OF_SILENCE
 
 
 def pretraining_seconds_left(config: Config, step: int, record: Mapping[str, Any]) -> float | None:

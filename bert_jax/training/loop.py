@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from bert_jax.config import Config, RunConfig
@@ -122,12 +123,7 @@ def train_steps(
         if any(map(is_due, (config.log_every, config.eval_every, config.checkpoint_every))):
             window.settle()
         _tell_skips(run)
-        if is_due(config.log_every):
-            # The schedule counts the steps that were not skipped.
-            rate = schedule(max(step - window.skipped - 1, 0))
-            record = window.record(step, stretch) | {"learning_rate": np.asarray(rate).item()}
-            run.writer.write(record)
-            run.progress.update(step, record)
+        _tell_metrics(run, stretch, schedule, step, is_due(config.log_every))
         if is_due(config.eval_every):
             evaluate()
         # In a row of skipped steps the state may be ruined: the last good checkpoints stay. The
@@ -136,6 +132,20 @@ def train_steps(
         if best or (is_due(config.checkpoint_every) and not window.in_row):
             save_checkpoint(run, state, step)
     return state
+
+
+def _tell_metrics(
+    run: Run, stretch: Stretch, schedule: optax.Schedule, step: int, due: bool
+) -> None:
+    """Log a record where it is `due`; between two, show now and then what there is of the next."""
+    if due:
+        # The schedule counts the steps that were not skipped.
+        rate = schedule(max(step - run.window.skipped - 1, 0))
+        record = run.window.record(step, stretch) | {"learning_rate": np.asarray(rate).item()}
+        run.writer.write(record)
+        run.progress.update(step, record)
+    elif run.progress.due():
+        run.progress.update(step, run.window.so_far(step, stretch))
 
 
 def _note_best(run: Run, step: int, score: float | None) -> None:

@@ -93,7 +93,15 @@ class Window:
         }
 
     def record(self, step: int, stretch: Stretch) -> dict[str, Any]:
-        """The "train" record of the window, which then starts anew.
+        """The "train" record of the window, which then starts anew."""
+        record = self.so_far(step, stretch)
+        spent = self._clock.seconds[TRAIN] - self._began[TRAIN]
+        self._clock.move(TRAIN, "skipped steps", spent * self._skips / self._steps)
+        self._restart()
+        return record
+
+    def so_far(self, step: int, stretch: Stretch) -> dict[str, Any]:
+        """What the record would be if it were due; waits for all steps.
 
         Means are over the steps that were not skipped, None where all were. Speeds are those of
         the steps of this session; of positions that were computed, padding included.
@@ -105,8 +113,7 @@ class Window:
         spent = {cause: self._clock.seconds[cause] - began for cause, began in self._began.items()}
         seconds = sum(spent.values())
         rows_per_second = self._rows_here / seconds
-        self._clock.move(TRAIN, "skipped steps", spent[TRAIN] * self._skips / self._steps)
-        record = {
+        return {
             "kind": "train",
             "step": step,
             "phase": stretch.phase,
@@ -119,8 +126,6 @@ class Window:
             "mfu": stretch.flops * rows_per_second / self._peak if self._peak else None,
             "input_wait": spent["input"] / seconds,
         }
-        self._restart()
-        return record
 
     def _count(self, step: int, rows: int, metrics: Metrics, outcome: Outcome) -> None:
         with self._clock(TRAIN):

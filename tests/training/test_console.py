@@ -145,6 +145,23 @@ def test_lines_come_at_most_every_ten_seconds(monkeypatch):
     assert 4 <= len(stream.getvalue().splitlines()) <= 7
 
 
+@pytest.mark.parametrize(
+    ("stream", "due"), [(io.StringIO(), [10, 70, 160]), (Terminal(), [2, 4, 6])]
+)
+def test_between_far_records_something_is_shown(monkeypatch, stream, due):
+    """Soon after the start, then each minute without a line; a bar moves every other second."""
+    monkeypatch.setattr(console.time, "monotonic", lambda: float(now))
+    now, shown = 0, []
+    progress = Progress(CONFIG.total_steps, SECONDS_LEFT, stream=stream)
+    for now in range(1, 200):
+        if now == 100:  # a record
+            progress.update(2, TRAIN)
+        elif progress.due():
+            shown.append(now)
+            progress.update(1, TRAIN)
+    assert shown[:3] == due
+
+
 def test_a_terminal_gets_a_bar_that_text_does_not_break():
     stream = Terminal()
     with Progress(CONFIG.total_steps, SECONDS_LEFT, start_step=5, stream=stream) as progress:

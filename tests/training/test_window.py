@@ -44,6 +44,18 @@ def stopped_at(stops: set[int], skipped: set[int]) -> tuple[dict, Window]:
     return {name: value for name, value in record.items() if name not in NOISE}, window
 
 
+def test_to_look_at_what_is_so_far_changes_no_record():
+    skipped, window = {2, 3}, Window(Clock(), {})
+    for step in range(1, STEPS + 1):
+        add_step(window, step, step in skipped)
+        seen = window.so_far(step, STRETCH)
+        assert seen["skipped"] == len(skipped & set(range(step + 1)))
+    record = window.record(STEPS, STRETCH)
+    undisturbed, _ = stopped_at(set(), skipped)
+    for name, value in undisturbed.items():
+        assert seen[name] == record[name] == value
+
+
 @pytest.mark.parametrize("stop", range(1, STEPS))
 def test_a_record_over_a_stop_is_bit_equal(stop):
     skipped = {5, 6}
