@@ -1,6 +1,7 @@
 """The command line of a config: a recipe by name or file, and its fields changed one by one."""
 
 import argparse
+import ast
 import copy
 import dataclasses
 import difflib
@@ -8,6 +9,7 @@ import importlib.util
 import os
 import re
 import sys
+from collections.abc import Set
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -16,7 +18,7 @@ from ml_collections import config_flags
 
 from bert_jax.config import ARCHITECTURE, Config, RunConfig
 from bert_jax.errors import UserError, exit_with
-from bert_jax.settings import is_of_type, walk
+from bert_jax.settings import holds_names, is_of_type, walk
 
 _PACKAGE = Path(__file__).resolve().parent
 # In a wheel the recipes are installed inside the package; in a checkout they stand beside it.
@@ -90,6 +92,9 @@ def _check_types(node: Any, where: str) -> None:
                 _check_types(item, f"{where}.{name}[{index}]")
         elif not (isinstance(default, tuple) and isinstance(value, list)):
             _check_type(value, default, f"{where}.{name}")
+        if holds_names(spec):
+            for item in value:
+                _check_type(item, "", f"{where}.{name}: {item!r} among its values")
 
 
 def _check_type(value: Any, default: Any, where: str) -> None:
@@ -105,6 +110,8 @@ def override(config: C, arguments: list[str]) -> C:
     """
     for argument in arguments:
         _check_override(config, argument)
+    named = {path for path, _, spec in walk(config) if holds_names(spec)}
+    arguments = [_with_names(argument, named) for argument in arguments]
     values = flags.FlagValues()
     try:
         holder = config_flags.DEFINE_config_dataclass(
@@ -120,8 +127,9 @@ def describe(config: RunConfig) -> str:
     """Every field of `config` with its value, meaning and choices, for `--help`."""
     lines = []
     for path, value, spec in walk(config):
-        choices = spec.metadata["choices"]
-        told = spec.metadata["help"] + (f" [{'|'.join(choices)}]" if choices else "")
+        values = "A,B,..." if holds_names(spec) else "|".join(spec.metadata["choices"])
+        told = spec.metadata["help"] + (f" [{values}]" if values else "")
+        value = ",".join(value) if holds_names(spec) else value
         lines.append(f"  --config.{path}={value}\n        {told}")
     return "\n".join(lines)
 
@@ -227,6 +235,27 @@ def _check_override(config: RunConfig, argument: str) -> None:
         raise UserError(f"{name}: no such field{_nearest(path, list(known))} (see --help)")
     if not equals and not isinstance(known[path], bool):
         raise UserError(f"{name}: give its value as {name}=VALUE")
+
+
+def _with_names(argument: str, named: Set[str]) -> str:
+    """The argument as `config_flags` reads it, where it is one of the settings that hold names."""
+    name, equals, text = argument.partition("=")
+    held = equals and name.removeprefix("--config.") in named
+    return f"{name}={_names(text)!r}" if held else argument
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """`a,b`, or as in Python, `("a,b", "c")`, where a comma is part of a name."""
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        value = None
+    value = (value,) if isinstance(value, str) else value
+    if isinstance(value, tuple | list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    if (text[:1], text[-1:]) in (("(", ")"), ("[", "]")):
+        text = text[1:-1]
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _check_adopted(arguments: list[str]) -> None:

@@ -63,6 +63,11 @@ def walk(node: Any, prefix: str = "") -> list[tuple[str, Any, dataclasses.Field]
     return found
 
 
+def holds_names(spec: dataclasses.Field) -> bool:
+    """Whether a setting is any number of texts: names of columns, labels or files."""
+    return spec.type == tuple[str, ...]
+
+
 def is_of_type(value: Any, default: Any) -> bool:
     """Whether a setting may have the value: one of its default's type, or an int for a float."""
     if isinstance(value, bool) or isinstance(default, bool):

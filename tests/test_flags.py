@@ -7,6 +7,7 @@ import pytest
 
 from bert_jax.config import BertConfig, Config, Phase, model_size
 from bert_jax.errors import UserError
+from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.flags import Parser, describe, load_config, override, parse, recipe_names
 from bert_jax.settings import walk
 
@@ -127,6 +128,40 @@ def test_a_value_of_another_type_in_a_recipe_is_named(change, told, tmp_path):
         load_config(str(recipe))
     recipe.write_text("\n".join([*lines, " made.optimizer.learning_rate = 1", " return made"]))
     assert load_config(str(recipe)).optimizer.learning_rate == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("()", ()),
+        ("text", ("text",)),
+        ("text,label", ("text", "label")),
+        ("(text, label)", ("text", "label")),
+        ('("a,b","c")', ("a,b", "c")),
+        ("'a,b'", ("a,b",)),
+        ("0,1", ("0", "1")),
+        ("1.50,-", ("1.50", "-")),
+        ("True", ("True",)),
+        ("dev(1).csv", ("dev(1).csv",)),
+        ("((", ("((",)),
+    ],
+)
+def test_names_are_given_with_commas(text, names):
+    config = override(FinetuneConfig(), [f"--config.task.also={text}"])
+    assert config.task.also == names
+    written = ",".join(names)
+    assert f"  --config.task.also={written}\n" in describe(config)
+
+
+def test_what_is_no_name_in_a_recipe_is_told(tmp_path):
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "from bert_jax.finetune_config import FinetuneConfig\n"
+        "def get_config():\n made = FinetuneConfig()\n made.task.labels = ('a', 0)\n return made"
+    )
+    with pytest.raises(UserError, match=r"config.task.labels: 0 among .* must be of type str"):
+        load_config(str(recipe), FinetuneConfig)
 
 
 @pytest.mark.parametrize(

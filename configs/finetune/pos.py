@@ -5,8 +5,8 @@
 
 The files have a word a line, its tag in the last column and a blank line between sentences, or they
 are a .jsonl of lines {"tokens": ["..."], "tags": ["..."]}. Where columns have other places, they
-are named: '--config.task.header=("tokens","tags","chunk","entity")' reads CoNLL-2003's. A treebank
-in CoNLL-U becomes two columns by `grep -Pv '^(#|\\d+[-.])' train.conllu | cut -f2,4`.
+are named: --config.task.header=tokens,tags,chunk,entity reads CoNLL-2003's. A treebank in CoNLL-U
+becomes two columns by `grep -Pv '^(#|\\d+[-.])' train.conllu | cut -f2,4`.
 
 The values are the paper's for tagging (section 5.3 and appendix A.3): batches of 32, three epochs,
 5e-5; a word is tagged by its first piece.
