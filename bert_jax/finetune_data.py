@@ -34,7 +34,7 @@ class Scored(NamedTuple):
     features: Sequence[list[Feature]]
 
     def outputs(
-        self, inference: Inference, params: Any, between: Callable[[], None]
+        self, inference: Inference, params: Any, between: Callable[[int], None]
     ) -> list[list[dict[str, np.ndarray]]]:
         """The outputs of each feature of each example; see `Inference.outputs`."""
         flat = [feature for of_example in self.features for feature in of_example]

@@ -299,10 +299,13 @@ def _outputs(
 ) -> list[list[dict[str, np.ndarray]]]:
     """The model's outputs for examples; `Stopped` where the run is to stop."""
 
-    def between() -> None:
+    sequences = sum(map(len, scored.features))
+
+    def between(done: int) -> None:
         if run.stop_due():
             raise Stopped
         run.begin("step")
+        run.progress.note(f"scoring: {done:,} of {sequences:,} sequences")
 
     return scored.outputs(inference, params, between)
 

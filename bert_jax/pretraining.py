@@ -313,7 +313,7 @@ def _train_phase(
 
     def evaluation(params: Any) -> dict[str, float]:
         batches = heldout_batches(process_rows(run.mesh, size))
-        return evaluate(eval_step, params, _until_stopped(run, batches), run.mesh)
+        return evaluate(eval_step, params, _until_stopped(run, batches, size), run.mesh)
 
     predictions = row_predictions(phase, config.data)
     per_token = training_flops_per_token(config.model, phase.seq_len, predictions)
@@ -338,12 +338,13 @@ def _packed(
 
 
 def _until_stopped(
-    run: Run, batches: Iterable[dict[str, np.ndarray]]
+    run: Run, batches: Iterable[dict[str, np.ndarray]], size: int
 ) -> Iterator[dict[str, np.ndarray]]:
     for number, batch in enumerate(batches):
         if run.stop_due():
             raise Stopped
         run.begin("step" if number else "compile")
+        run.progress.note(f"scoring: {number * size:,} held-out sequences so far")
         yield batch
 
 

@@ -106,6 +106,7 @@ def test_a_packed_run_learns_and_shows_each_step_where_a_step_is_long(
     assert "in batches of 16, packed" in shown.out
     records = [r["step"] for r in read_metrics(tmp_path / "run") if r["kind"] == "train"]
     assert "step 1/" in shown.err
+    assert "scoring: 32 of 40 sequences" in shown.err
     assert 1 not in records
 
 

@@ -53,7 +53,10 @@ class Inference:
         self._forward = jax.jit(with_rules(forward), out_shardings=shardings)
 
     def outputs(
-        self, params: Any, features: Sequence[Feature], between: Callable[[], None] | None = None
+        self,
+        params: Any,
+        features: Sequence[Feature],
+        between: Callable[[int], None] | None = None,
     ) -> list[dict[str, np.ndarray]]:
         """The outputs of each feature, in their order, without the axis of the batch.
 
@@ -62,13 +65,16 @@ class Inference:
         Args:
           params: of the model.
           features: any number.
-          between: called before each batch; what it raises ends the work.
+          between: called before each batch with the number of features that are done; what it
+            raises ends the work.
         """
         found: list[dict[str, np.ndarray]] = [{} for _ in features]
         lengths = [feature["input_ids"].shape[-1] for feature in features]
+        done = 0
         for rows, outputs in self._batches(params, features, lengths):
             if between:
-                between()
+                between(done)
+            done += len(rows)
             for name, values in jax.device_get(dict(outputs)).items():
                 for row, value in zip(rows, values, strict=False):  # rows beyond pad the batch
                     # A copy does not keep the whole batch in memory.

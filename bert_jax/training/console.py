@@ -131,7 +131,7 @@ class Progress:
         self._printed_at = -_SECONDS_BETWEEN_LINES
         self._shown_at = time.monotonic()
         self._patience = _SECONDS_BETWEEN_LINES  # the first line comes sooner
-        self._pending = ""
+        self._text = ""  # of the bar, or of a line that is held back
         self._bar = None
         if enabled and self._stream.isatty():
             self._patience = _SECONDS_BETWEEN_MOVES
@@ -153,14 +153,25 @@ class Progress:
             return
         text = _train_text(record, self._seconds_left(step, record)) if record else ""
         if self._bar is not None:
-            if text:
-                self._bar.set_description_str(text, refresh=False)
+            self._text = text or self._text
+            self._bar.set_description_str(self._text, refresh=False)
             self._bar.update(step - self._bar.n)
             self._shown_at = time.monotonic()
         elif text:
-            self._pending = f"step {step:,}/{self._total:,} {text}"
+            self._text = f"step {step:,}/{self._total:,} {text}"
             if time.monotonic() - self._printed_at >= _SECONDS_BETWEEN_LINES:
-                self._print_pending()
+                self._print_held_back()
+
+    def note(self, text: str) -> None:
+        """Show what is under way, where it is `due`; a bar shows it until the next `update`."""
+        if not self.due():
+            return
+        if self._bar is None:
+            self.print(text)
+            self._patience = _SECONDS_OF_SILENCE
+        else:
+            self._bar.set_description_str(text)
+        self._shown_at = time.monotonic()
 
     def print(self, text: str) -> None:
         """Print text on lines of its own, above the bar."""
@@ -172,9 +183,10 @@ class Progress:
     def close(self) -> None:
         """End the bar, or print the last line that was held back."""
         if self._bar is not None:
+            self._bar.set_description_str(self._text, refresh=False)
             self._bar.close()
-        elif self._pending:
-            self._print_pending()
+        elif self._text:
+            self._print_held_back()
 
     def __enter__(self) -> Self:
         return self
@@ -182,9 +194,9 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _print_pending(self) -> None:
-        self.print(self._pending)
-        self._pending = ""
+    def _print_held_back(self) -> None:
+        self.print(self._text)
+        self._text = ""
         self._printed_at = self._shown_at = time.monotonic()
         self._patience = _SECONDS_OF_SILENCE
 

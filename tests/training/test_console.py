@@ -162,6 +162,22 @@ def test_between_far_records_something_is_shown(monkeypatch, stream, due):
     assert shown[:3] == due
 
 
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_what_takes_long_is_noted_and_a_bar_ends_with_the_last_step(monkeypatch, stream):
+    monkeypatch.setattr(console.time, "monotonic", lambda: float(now))
+    now, said = 0, "scoring: 32 of 4,961 sequences"
+    with Progress(CONFIG.total_steps, SECONDS_LEFT, stream=stream) as progress:
+        progress.update(30, TRAIN)
+        now = 1
+        progress.note(said)
+        assert said not in stream.getvalue(), "so soon"
+        now = 100
+        progress.note(said)
+        assert said in stream.getvalue()
+    *_, last = re.split("[\r\n]+", stream.getvalue().strip())
+    assert ("loss 5.234" in last) == stream.isatty()
+
+
 def test_a_terminal_gets_a_bar_that_text_does_not_break():
     stream = Terminal()
     with Progress(CONFIG.total_steps, SECONDS_LEFT, start_step=5, stream=stream) as progress:
