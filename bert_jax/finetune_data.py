@@ -27,15 +27,17 @@ _PROGRAM = {"cpu": 15_000}
 _PROGRAM_ELSEWHERE = 4_000_000
 
 
+# Of a model, for each feature of each example.
+Outputs = list[list[dict[str, np.ndarray]]]
+
+
 class Scored(NamedTuple):
     """Examples to predict, and the features of each."""
 
     examples: Sequence[Any]
     features: Sequence[list[Feature]]
 
-    def outputs(
-        self, inference: Inference, params: Any, between: Callable[[int], None]
-    ) -> list[list[dict[str, np.ndarray]]]:
+    def outputs(self, inference: Inference, params: Any, between: Callable[[int], None]) -> Outputs:
         """The outputs of each feature of each example; see `Inference.outputs`."""
         flat = [feature for of_example in self.features for feature in of_example]
         outputs = iter(inference.outputs(params, flat, between))

@@ -12,26 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.finetune_config import FinetuneConfig
-from bert_jax.finetune_data import Data, Scored, epoch_plan, host_batches, read_data
+from bert_jax.finetune_data import Data, epoch_plan, host_batches, read_data
 from bert_jax.finetune_results import (
-    Predicted,
     closing_summary,
     header,
     write_model,
     write_results,
 )
+from bert_jax.finetune_scoring import Scoring
 from bert_jax.interop import Weights, load_params, load_weights
 from bert_jax.interop.init_from import adopted_model, check_same_weights, told_start
 from bert_jax.models.attention import check_attention
 from bert_jax.report import write_report
 from bert_jax.tasks.inference import Inference
 from bert_jax.tasks.objective import task_objective
-from bert_jax.tasks.task import Task
 from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.clock import Clock
 from bert_jax.training.cluster import SAME_FILES, Cluster
@@ -153,15 +151,16 @@ def _finetune(config: FinetuneConfig, session: Session) -> bool:
     with open_run(
         session, config, mesh, train_step, step, window, checkpoints, left, score=task.score
     ) as run:
+        scoring = Scoring(run, data, inference)
         for epoch in range(config.epochs):
             if not _ended_early(config, data, window, epoch):
-                state = _train_epoch(run, config, data, epoch, state, inference, tokenizer.pad_id)
+                state = _train_epoch(run, config, data, epoch, state, scoring, tokenizer.pad_id)
         save_last(run, state)
 
         # 6. What the best state says of dev and test; a run that is stopped leaves at once.
         session.watchdog.begin("compile")
         with clock("report"):
-            finished = _finish(run, session, config, data, state, abstract, inference, tokenizer)
+            finished = _finish(run, session, config, data, state, abstract, scoring, tokenizer)
         run.writer.write(clock.record(int(state.step)))
     if session.first:
         if finished:
@@ -266,7 +265,7 @@ def _train_epoch(
     data: Data,
     epoch: int,
     state: TrainState,
-    inference: Inference,
+    scoring: Scoring,
     pad_id: int,
 ) -> TrainState:
     """Train from the state's step to the end of the epoch, or until the run is to stop."""
@@ -280,10 +279,6 @@ def _train_epoch(
     sizes, parts = data.computed.sizes, batch_parts(run.mesh)
     batches = host_batches(data.train, plan[done:], config, sizes, rows, parts, pad_id)
 
-    def evaluation(params: Params) -> dict[str, float]:
-        said = data.dev.predictions(data.task, _outputs(run, data.dev, params, inference))
-        return data.task.scores(data.dev.examples, said)
-
     per_token = training_flops_per_token(config.model, round(data.computed.length), 0)
     stretch = Stretch(
         phase=epoch,
@@ -291,23 +286,7 @@ def _train_epoch(
         tokens=data.computed.positions / config.batch_size,
         flops=data.computed.positions / config.batch_size * per_token,
     )
-    return train_steps(run, stretch, state, batches, evaluation, _evaluation_text)
-
-
-def _outputs(
-    run: Run, scored: Scored, params: Params, inference: Inference
-) -> list[list[dict[str, np.ndarray]]]:
-    """The model's outputs for examples; `Stopped` where the run is to stop."""
-
-    sequences = sum(map(len, scored.features))
-
-    def between(done: int) -> None:
-        if run.stop_due():
-            raise Stopped
-        run.begin("step")
-        run.progress.note(f"scoring: {done:,} of {sequences:,} sequences")
-
-    return scored.outputs(inference, params, between)
+    return train_steps(run, stretch, state, batches, scoring.dev_scores, _evaluation_text)
 
 
 def _finish(
@@ -317,7 +296,7 @@ def _finish(
     data: Data,
     state: TrainState,
     abstract: TrainState,
-    inference: Inference,
+    scoring: Scoring,
     tokenizer: Tokenizer,
 ) -> bool:
     """Score the run's best state and write it; False where the run is to stop before.
@@ -340,7 +319,7 @@ def _finish(
                 f"({damage}); train again in another --workdir"
             ) from damage
     try:
-        task, results = _results(run, data, state.params, inference)
+        task, results = scoring.results(best, state.params)
     except Stopped:
         return False
     run.begin("save")
@@ -350,27 +329,6 @@ def _finish(
         write_model(session.directory, config, task, tokenizer, params)
         write_results(session.directory, config, data, task, results, best)
     return True
-
-
-def _results(
-    run: Run, data: Data, params: Params, inference: Inference
-) -> tuple[Task, list[Predicted]]:
-    """What a state says of all examples that are not trained on, and its scores.
-
-    Returns:
-      The task, with what it chose on dev (a threshold, say), and the sets: dev first.
-    """
-    task, results = data.task, []
-    for path, scored in ({"dev": data.dev} | data.others).items():
-        outputs = _outputs(run, scored, params, inference)
-        if path == "dev":
-            # With what is tuned on them, the predictions of dev may be others.
-            task = task.tuned(scored.examples, scored.predictions(task, outputs))
-        said = scored.predictions(task, outputs)
-        labelled = path == "dev" or all("label" in prediction for prediction in said)
-        scores = task.scores(scored.examples, said) if labelled else {}
-        results.append(Predicted(path, said, scores))
-    return task, results
 
 
 def _evaluation_text(record: Mapping[str, Any]) -> str:

@@ -90,11 +90,11 @@ def _check_types(node: Any, where: str) -> None:
             for index, item in enumerate(value):
                 _check_type(item, default[0], f"{where}.{name}[{index}]")
                 _check_types(item, f"{where}.{name}[{index}]")
+        elif holds_names(spec) and isinstance(value, tuple | list):
+            for index, item in enumerate(value):
+                _check_type(item, "", f"{where}.{name}[{index}]")
         elif not (isinstance(default, tuple) and isinstance(value, list)):
             _check_type(value, default, f"{where}.{name}")
-        if holds_names(spec):
-            for item in value:
-                _check_type(item, "", f"{where}.{name}: {item!r} among its values")
 
 
 def _check_type(value: Any, default: Any, where: str) -> None:

@@ -311,7 +311,7 @@ def _train_phase(
     if done == 0:
         run.writer.write({"kind": "baseline", "phase": index, "step": start} | baseline)
 
-    def evaluation(params: Any) -> dict[str, float]:
+    def evaluation(step: int, params: Any) -> dict[str, float]:
         batches = heldout_batches(process_rows(run.mesh, size))
         return evaluate(eval_step, params, _until_stopped(run, batches, size), run.mesh)
 

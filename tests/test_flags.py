@@ -160,7 +160,7 @@ def test_what_is_no_name_in_a_recipe_is_told(tmp_path):
         "from bert_jax.finetune_config import FinetuneConfig\n"
         "def get_config():\n made = FinetuneConfig()\n made.task.labels = ('a', 0)\n return made"
     )
-    with pytest.raises(UserError, match=r"config.task.labels: 0 among .* must be of type str"):
+    with pytest.raises(UserError, match=r"config.task.labels\[1\]=0: must be of type str"):
         load_config(str(recipe), FinetuneConfig)
 
 

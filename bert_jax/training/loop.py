@@ -60,7 +60,7 @@ def train_steps(
     stretch: Stretch,
     state: TrainState,
     host_batches: Iterable[Mapping[str, np.ndarray]],
-    evaluation: Callable[[Any], dict[str, float]],
+    evaluation: Callable[[int, Any], dict[str, float]],
     evaluation_text: Callable[[Mapping[str, Any]], str],
 ) -> TrainState:
     """Train from the state's step to the end of the stretch, or until the run is to stop.
@@ -73,8 +73,9 @@ def train_steps(
       stretch: where it ends, and what a row of its batches costs.
       state: it is consumed.
       host_batches: this process's rows of the batches, from the state's step on.
-      evaluation: from parameters to the means of the held-out metrics; raises `Stopped` where the
-        run is to stop: then no record is written, and the resumed run does it first.
+      evaluation: from a step and its parameters to the means of the held-out metrics; raises
+        `Stopped` where the run is to stop: then no record is written, and the resumed run does it
+        first.
       evaluation_text: what a person is told of an "eval" record.
 
     Raises:
@@ -90,7 +91,7 @@ def train_steps(
         run.begin("compile")
         try:
             with clock("eval"):
-                means = evaluation(state.params)
+                means = evaluation(step, state.params)
         except Stopped:
             return
         record = {"kind": "eval", "step": step, "phase": stretch.phase} | means
@@ -150,7 +151,7 @@ def _tell_metrics(
 
 def _note_best(run: Run, step: int, score: float | None) -> None:
     """Note the best evaluation, whose checkpoint stays."""
-    if score is not None and (run.window.best is None or score > run.window.best[1]):
+    if score is not None and run.window.would_be_best(score):
         run.window.best = step, score
 
 

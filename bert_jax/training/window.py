@@ -75,6 +75,10 @@ class Window:
         while self._pending:
             self._count(*self._pending.popleft())
 
+    def would_be_best(self, score: float) -> bool:
+        """Whether an evaluation with this score would be the best; the first of equal ones is."""
+        return self.best is None or score > self.best[1]
+
     def new_skips(self) -> list[dict[str, Any]]:
         """The "skip" records of the steps seen since the last call."""
         news, self._news = self._news, []
