@@ -6,8 +6,7 @@ from bert_jax.finetune_data import Data, Outputs, Scored
 from bert_jax.finetune_results import Predicted
 from bert_jax.tasks.inference import Inference
 from bert_jax.tasks.task import Task
-from bert_jax.training.loop import Run
-from bert_jax.training.stopping import Stopped
+from bert_jax.training.loop import Run, before_scoring
 
 
 class Scoring:
@@ -34,11 +33,9 @@ class Scoring:
           The task, with what it chose on dev (a threshold, say), and the sets: dev first.
         """
         task, results = self._data.task, []
+        kept = {"dev": self._best[1]} if self._best and self._best[0] == step else {}
         for path, scored in ({"dev": self._data.dev} | self._data.others).items():
-            if path == "dev" and self._best and self._best[0] == step:
-                _, outputs = self._best
-            else:
-                outputs = self._outputs(scored, params)
+            outputs = kept.get(path) or self._outputs(scored, params)
             if path == "dev":
                 # With what is tuned on them, the predictions of dev may be others.
                 task = task.tuned(scored.examples, scored.predictions(task, outputs))
@@ -52,9 +49,7 @@ class Scoring:
         sequences = sum(map(len, scored.features))
 
         def between(done: int) -> None:
-            if self._run.stop_due():
-                raise Stopped
-            self._run.begin("step")
-            self._run.progress.note(f"scoring: {done:,} of {sequences:,} sequences")
+            told = f"scoring: {done:,} of {sequences:,} sequences"
+            before_scoring(self._run, "step", told)
 
         return scored.outputs(self._inference, params, between)

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -86,14 +86,14 @@ def _check_types(node: Any, where: str) -> None:
         value, default, name = getattr(node, spec.name), getattr(like, spec.name), spec.name
         if dataclasses.is_dataclass(default) and dataclasses.is_dataclass(value):
             _check_types(value, f"{where}.{name}")
-        elif default and isinstance(default, tuple) and isinstance(value, tuple | list):
+        elif isinstance(default, tuple) and isinstance(value, tuple | list):
             for index, item in enumerate(value):
-                _check_type(item, default[0], f"{where}.{name}[{index}]")
-                _check_types(item, f"{where}.{name}[{index}]")
-        elif holds_names(spec) and isinstance(value, tuple | list):
-            for index, item in enumerate(value):
-                _check_type(item, "", f"{where}.{name}[{index}]")
-        elif not (isinstance(default, tuple) and isinstance(value, list)):
+                _check_type(
+                    item, "" if holds_names(spec) else default[0], f"{where}.{name}[{index}]"
+                )
+                if dataclasses.is_dataclass(item):
+                    _check_types(item, f"{where}.{name}[{index}]")
+        else:
             _check_type(value, default, f"{where}.{name}")
 
 
@@ -108,9 +108,11 @@ def override(config: C, arguments: list[str]) -> C:
     Raises:
       UserError: an unknown field, with the nearest name, or a value of the wrong type.
     """
+    settings = walk(config)
+    known = {path: value for path, value, _ in settings}
+    named = {path for path, _, spec in settings if holds_names(spec)}
     for argument in arguments:
-        _check_override(config, argument)
-    named = {path for path, _, spec in walk(config) if holds_names(spec)}
+        _check_override(known, argument)
     arguments = [_with_names(argument, named) for argument in arguments]
     values = flags.FlagValues()
     try:
@@ -227,10 +229,9 @@ def _recipe_path(name: str, schema: type[RunConfig]) -> Path:
     return _folder(schema) / f"{name}.py"
 
 
-def _check_override(config: RunConfig, argument: str) -> None:
+def _check_override(known: Mapping[str, Any], argument: str) -> None:
     name, equals, _ = argument.partition("=")
     path = re.sub(r"^--(no)?config\.", "", name)
-    known = {known_path: value for known_path, value, _ in walk(config)}
     if path not in known:
         raise UserError(f"{name}: no such field{_nearest(path, list(known))} (see --help)")
     if not equals and not isinstance(known[path], bool):

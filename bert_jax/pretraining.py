@@ -51,7 +51,7 @@ from bert_jax.training.console import (
 )
 from bert_jax.training.evaluation import evaluate
 from bert_jax.training.flops import training_flops_per_token
-from bert_jax.training.loop import Run, train_steps
+from bert_jax.training.loop import Run, before_scoring, train_steps
 from bert_jax.training.metrics import read_metrics, write_environment
 from bert_jax.training.objective import Objective
 from bert_jax.training.probe import expected_speed
@@ -69,7 +69,7 @@ from bert_jax.training.sharding import (
 )
 from bert_jax.training.state import TrainState, begin_state, parameter_count
 from bert_jax.training.steps import compile_eval_step
-from bert_jax.training.stopping import STOPPED, Stopped
+from bert_jax.training.stopping import STOPPED
 from bert_jax.training.window import Stretch, Window
 from bert_jax.training.xla_options import check_xla_options
 
@@ -341,10 +341,8 @@ def _until_stopped(
     run: Run, batches: Iterable[dict[str, np.ndarray]], size: int
 ) -> Iterator[dict[str, np.ndarray]]:
     for number, batch in enumerate(batches):
-        if run.stop_due():
-            raise Stopped
-        run.begin("step" if number else "compile")
-        run.progress.note(f"scoring: {number * size:,} held-out sequences so far")
+        told = f"scoring: {number * size:,} held-out sequences so far"
+        before_scoring(run, "step" if number else "compile", told)
         yield batch
 
 

@@ -28,6 +28,7 @@ HELP
   exit
 fi
 
+# Of its own: SLURM runs a copy of this file, far from environment.sh.
 say() { echo "bert_jax: $*" >&2; }
 fail() {
   say "$*"
@@ -41,7 +42,7 @@ for argument in "$@"; do
 done
 [[ -n $workdir ]] || fail "give --workdir=DIR (see bash launch/slurm.sh --help)"
 
-# Not this file's folder: SLURM runs a copy, in the folder that it was submitted from.
+# Not this file's folder: the copy runs in the folder that the job was submitted from.
 python=$PWD/.venv/bin/python
 if [[ ! -x $python ]]; then python=python; fi
 

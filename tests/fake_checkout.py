@@ -2,9 +2,12 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+# The interpreter of the tests, as a launcher finds it in .venv.
+PYTHON = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
 
 
 def checkout(folder: Path, python: str) -> Path:

@@ -1,10 +1,11 @@
 """Two processes of a test file that is run as a script, each with two virtual CPU devices."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from small_run import free_port
 
 TESTS = Path(__file__).parent
 SECONDS = 180
@@ -12,9 +13,7 @@ SECONDS = 180
 
 def two_peers(script: str, *arguments: str) -> list[tuple[str, str]]:
     """What each says on its two streams; it gets its rank, a port to meet at, and `arguments`."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
         "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),

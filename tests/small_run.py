@@ -156,15 +156,20 @@ def wait_until(
         time.sleep(0.02)
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
 class Processes:
     """Such a run on several processes; ends those that are left where its block ends."""
 
     def __init__(self, logs: Path, commands: list[list[str]], devices: int = 1) -> None:
         """Start the processes, the output of each in a file of the folder `logs`."""
         logs.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            address = f"localhost:{free.getsockname()[1]}"
+        address = f"localhost:{free_port()}"
         self._logs = [logs / f"{index}.log" for index in range(len(commands))]
         self.processes = []
         for index, (arguments, log) in enumerate(zip(commands, self._logs, strict=True)):

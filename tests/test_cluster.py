@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_checkout import checkout
-from small_run import LONG, ROOT, Processes, assert_equal_runs, command, history, xla_flags
+from fake_checkout import PYTHON, checkout
+from small_run import LONG, Processes, assert_equal_runs, command, history, xla_flags
 
 from bert_jax.config import LimitsConfig
 from bert_jax.errors import UserError
@@ -23,8 +23,6 @@ ENDLESS = [
     *("--config.phases[0].steps=1000000", "--config.eval_every=1000000"),
     "--config.checkpoint_every=1000000",
 ]
-# The interpreter of the tests, as a launcher finds it in .venv.
-PYTHON = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n'
 
 
 def run(shards: Path, directory: Path, count: int, devices: int, *flags: str) -> Path:

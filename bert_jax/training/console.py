@@ -156,7 +156,7 @@ class Progress:
             self._text = text or self._text
             self._bar.set_description_str(self._text, refresh=False)
             self._bar.update(step - self._bar.n)
-            self._shown_at = time.monotonic()
+            self._mark_shown()
         elif text:
             self._text = f"step {step:,}/{self._total:,} {text}"
             if time.monotonic() - self._printed_at >= _SECONDS_BETWEEN_LINES:
@@ -168,10 +168,9 @@ class Progress:
             return
         if self._bar is None:
             self.print(text)
-            self._patience = _SECONDS_OF_SILENCE
         else:
             self._bar.set_description_str(text)
-        self._shown_at = time.monotonic()
+        self._mark_shown()
 
     def print(self, text: str) -> None:
         """Print text on lines of its own, above the bar."""
@@ -197,8 +196,13 @@ class Progress:
     def _print_held_back(self) -> None:
         self.print(self._text)
         self._text = ""
-        self._printed_at = self._shown_at = time.monotonic()
-        self._patience = _SECONDS_OF_SILENCE
+        self._printed_at = time.monotonic()
+        self._mark_shown()
+
+    def _mark_shown(self) -> None:
+        """Something was shown: until the next, wait as long as a bar or lines do."""
+        self._shown_at = time.monotonic()
+        self._patience = _SECONDS_OF_SILENCE if self._bar is None else _SECONDS_BETWEEN_MOVES
 
 
 def pretraining_seconds_left(config: Config, step: int, record: Mapping[str, Any]) -> float | None:

@@ -169,6 +169,23 @@ def _compiled(
     return run.compiled[shape]
 
 
+def before_scoring(run: Run, limit: str, told: str) -> None:
+    """Before each batch that is scored: keep the watchdog quiet, and show how far it is.
+
+    Args:
+      run: whose model is scored.
+      limit: of the watchdog, for the batch.
+      told: how far it is.
+
+    Raises:
+      Stopped: the run is to stop.
+    """
+    if run.stop_due():
+        raise Stopped
+    run.begin(limit)
+    run.progress.note(told)
+
+
 def save_checkpoint(run: Run, state: TrainState, step: int) -> None:
     """Begin to save the state of `step`, and what the window holds, and take the time.
 

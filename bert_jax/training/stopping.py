@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from bert_jax.errors import (
     INTERRUPTED_EXIT_CODE,
@@ -122,10 +122,9 @@ class StopRequest:
     def __init__(self) -> None:
         """From now on these signals no longer end the process; `pending` tells of them."""
         self.pending, self._interrupts = False, False
-        self._before: dict[int, Any] = {}
-        if not handles_signals():
+        self._before = {number: signal.getsignal(number) for number in SIGNALS if handles_signals()}
+        if not self._before:
             return
-        self._before = {number: signal.getsignal(number) for number in SIGNALS}
         signal.signal(signal.SIGINT, self._receive)
         # What holds back Ctrl-C for a moment (the pool of `bert_jax.data.workers`) holds back all.
         for number in (signal.SIGTERM, signal.SIGHUP):

@@ -4,20 +4,18 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from fake_checkout import ROOT, checkout
+from fake_checkout import PYTHON, ROOT, checkout
 from fake_cloud import FAKES, LIMIT, write_program
-from small_run import LONG, command, history, wait_until, xla_flags
+from small_run import LONG, command, free_port, history, wait_until, xla_flags
 
 from bert_jax.training.metrics import read_metrics
 
 # A program that brings a new checkpoint where the test says so, and ends as it says.
-PYTHON = """#!/bin/bash
+FAKE_PYTHON = """#!/bin/bash
 if [[ -n $SAVES && $SLURM_PROCID == 0 ]]; then mkdir -p runs/books/checkpoints/$RANDOM; fi
 if [[ $CODE == KILL && $SLURM_PROCID == 1 ]]; then kill -KILL $$; fi
 exit $CODE
@@ -70,7 +68,7 @@ def queued(cluster: Path) -> str:
     ],
 )
 def test_a_job_that_saved_and_did_not_end_is_queued_again(cluster, code, saves, ends, again):
-    folder = checkout(cluster / "checkout", PYTHON)
+    folder = checkout(cluster / "checkout", FAKE_PYTHON)
     flags = ["--config=base", "--workdir=runs/books"]
     job = submit(cluster, folder, *flags, CODE=code, SAVES=saves, SLURM_CPUS_PER_TASK="8")
     said, _ = job.communicate(timeout=LIMIT)
@@ -83,7 +81,7 @@ def test_a_job_that_saved_and_did_not_end_is_queued_again(cluster, code, saves, 
 
 def test_without_a_venv_in_the_checkout_the_active_python_is_taken(cluster):
     python = cluster / "bin/python"
-    python.write_text(PYTHON)
+    python.write_text(FAKE_PYTHON)
     python.chmod(0o755)
     job = submit(cluster, cluster, "--workdir=runs/books", CODE="0", SAVES="")
     said, _ = job.communicate(timeout=LIMIT)
@@ -109,13 +107,10 @@ def test_what_is_missing_is_said(cluster, variables, flags, told):
 @pytest.mark.slow
 def test_a_run_whose_time_is_up_goes_on_when_the_job_runs_again(cluster, shards):
     """SLURM signals the processes, not the script; they meet by what it has set for each."""
-    checkout(cluster / "checkout", f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
+    checkout(cluster / "checkout", PYTHON)
     run = cluster / "run"
     flags = command(shards, run)[3:]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    variables = {"JAX_COORDINATOR_PORT": port, "XLA_FLAGS": xla_flags(1)}
+    variables = {"JAX_COORDINATOR_PORT": str(free_port()), "XLA_FLAGS": xla_flags(1)}
     job = submit(cluster, cluster / "checkout", *flags, **variables)
     wait_until(lambda: len(read_metrics(run)) > 3, [job], lambda: "no steps")
     for task in json.loads((cluster / "tasks.json").read_text()):
