@@ -73,16 +73,16 @@ def parse(arguments: list[str]) -> tuple[str, list[str], dict[str, str]]:
 
 @contextmanager
 def the_cloud() -> Any:
-    """What is, alone and written back."""
-    with (CLOUD / "state.json").open("r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        state = json.load(file)
+    """What is, alone and written back; who only reads finds it whole."""
+    path = CLOUD / "state.json"
+    with (CLOUD / "state.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = json.loads(path.read_text())
         try:
             yield state
         finally:
-            file.seek(0)
-            file.truncate()
-            json.dump(state, file)
+            path.with_suffix(".tmp").write_text(json.dumps(state))
+            path.with_suffix(".tmp").replace(path)
 
 
 def remove_hosts() -> None:
