@@ -149,6 +149,8 @@ def _train(config: Config, session: Session) -> bool:
             )
         window = Window(clock, stored)
         step = int(state.step)
+        if config.init_from and not step:
+            window.evaluated = -1  # what the weights are worth before they are trained is wanted
     if session.first:
         print(_header(config, mesh, state, step))
 
@@ -313,7 +315,8 @@ def _train_phase(
 
     def evaluation(step: int, params: Any) -> dict[str, float]:
         batches = heldout_batches(process_rows(run.mesh, size))
-        return evaluate(eval_step, params, _until_stopped(run, batches, size), run.mesh)
+        count = heldout.evaluation_examples(config.eval_examples)
+        return evaluate(eval_step, params, _until_stopped(run, batches, size, count), run.mesh)
 
     predictions = row_predictions(phase, config.data)
     per_token = training_flops_per_token(config.model, phase.seq_len, predictions)
@@ -338,10 +341,10 @@ def _packed(
 
 
 def _until_stopped(
-    run: Run, batches: Iterable[dict[str, np.ndarray]], size: int
+    run: Run, batches: Iterable[dict[str, np.ndarray]], size: int, count: int
 ) -> Iterator[dict[str, np.ndarray]]:
     for number, batch in enumerate(batches):
-        told = f"scoring: {number * size:,} held-out sequences so far"
+        told = f"scoring: {number * size:,} of {count:,} held-out sequences"
         before_scoring(run, "step" if number else "compile", told)
         yield batch
 

@@ -86,6 +86,10 @@ class PairExamples:
         cycle, place = divmod(self._first + step * batch_size, int(self._ends[-1]))
         return self._cut(cycle, place + np.arange(batch_size)[rows])
 
+    def evaluation_examples(self, max_examples: int) -> int:
+        """How many examples `evaluation_batches` has."""
+        return min(max_examples, int(self._counts[0]))
+
     def evaluation_batches(
         self, batch_size: int, max_examples: int, rows: Rows = ALL_ROWS
     ) -> Iterator[Batch]:
@@ -94,7 +98,7 @@ class PairExamples:
         The same each time. The last batch is filled up with copies of its first row, whose
         weights are 0.
         """
-        count = min(max_examples, int(self._counts[0]))
+        count = self.evaluation_examples(max_examples)
         for first in range(0, count, batch_size):
             places = first + np.arange(batch_size)[rows]
             real = places < count

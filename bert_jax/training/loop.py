@@ -100,7 +100,7 @@ def train_steps(
         window.evaluated = step
         _note_best(run, step, means.get(run.score))
 
-    if step and is_due(config.eval_every) and window.evaluated != step:
+    if is_due(config.eval_every) and window.evaluated != step:
         evaluate()
     if step == end:
         return state

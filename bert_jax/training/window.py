@@ -36,7 +36,8 @@ class Window:
     Attributes:
       skipped: steps of the run that were skipped.
       in_row: those among them that came last, one after the other.
-      evaluated: the step of the last evaluation.
+      evaluated: the step of the last evaluation. What begins at random counts as evaluated at
+        step 0, of which there is nothing to say.
       best: the step of the best evaluation and its score, where evaluations have one.
     """
 

@@ -140,10 +140,14 @@ def test_pretraining_goes_on_from_a_published_checkpoint(source, tmp_path):
     new = f"--config.corpus.new_tokens={tmp_path / 'words.txt'}"
     still = ("--config.optimizer.learning_rate=1e-12", "--config.optimizer.weight_decay=1e-9")
 
-    # Where nothing is learnt, the weights are those that were given.
+    # Where nothing is learnt, the weights are those that were given, and scored before any step.
     short = ("--config.phases[0].steps=1", "--config.phases[1].steps=1")
     result = train(source, tmp_path / "books", tmp_path / "still", new, *still, *short)
     assert result.returncode == 0, result.stderr
+    evals = [record for record in history(tmp_path / "still") if record["kind"] == "eval"]
+    assert [(record["step"], record["phase"]) for record in evals] == [(0, 0), (1, 0), (2, 1)]
+    assert evals[0]["mlm_loss"] == pytest.approx(evals[1]["mlm_loss"], rel=1e-6)
+    assert evals[0]["mlm_loss"] != pytest.approx(evals[2]["mlm_loss"], rel=1e-6)
     weights = load_weights(source)
     tokenizer = load_tokenizer(tmp_path / "still" / "tokenizer")
     assert tokenizer.pieces == [*PIECES, "walks", "sees"]

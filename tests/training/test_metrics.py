@@ -122,6 +122,16 @@ def test_a_file_cut_anywhere_reads_and_resumes(tmp_path_factory, cut, step):
     assert not list(run.glob("*.tmp"))
 
 
+def test_an_evaluation_before_the_first_step_is_written_anew(tmp_path):
+    first = {"kind": "eval", "step": 0, "phase": 0, "time": 1.0}
+    with MetricsWriter(tmp_path, 0) as writer:
+        writer.write(first)
+    truncate_after(tmp_path, 0, evaluated=0)
+    assert read_metrics(tmp_path) == [first]
+    truncate_after(tmp_path, 0, evaluated=-1)
+    assert read_metrics(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     "line",
     [
