@@ -27,6 +27,7 @@ REQUIRES = [
     f"tensorflow-cpu>=2.21; {X86_LINUX}",  # tf.data feeds the batches; no accelerator use
     f"tensorflow>=2.21; {OTHER}",
     "tensorflow-datasets>=4.9.10",  # tfds: corpora, Wikipedia among them
+    "pyarrow>=26.0",  # Parquet, in which the Hugging Face hub keeps data sets; of TFDS's needs, too
     "importlib_resources>=7.1",  # tensorflow-datasets imports it without declaring it
     "tokenizers>=0.23.3",  # WordPiece
     "sentencepiece>=0.2.3",  # unigram and BPE vocabularies

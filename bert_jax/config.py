@@ -104,7 +104,8 @@ class CorpusConfig:
 
     source: str = setting(
         "docstrings:",
-        "KIND:WHERE, one of text:GLOB, jsonl:GLOB, tfds:NAME, docstrings:",
+        "KIND:WHERE, of text:GLOB, jsonl:GLOB, parquet:GLOB, tfds:NAME, docstrings:; several with "
+        "' + ' between them",
     )
     sentences: str = setting(
         "split",
@@ -113,7 +114,7 @@ class CorpusConfig:
         ("split", "lines"),
     )
     language: str = setting("en", "code of the language by whose rules sentences are split")
-    text_field: str = setting("text", "field that holds the text (jsonl: and tfds:)")
+    text_field: str = setting("text", "field that holds the text (jsonl:, parquet: and tfds:)")
     tfds_data_dir: str = setting("", "where TFDS keeps its data; empty is TFDS's own default")
     strict: bool = setting(False, "refuse invalid UTF-8 and broken lines, not count and mend them")
     heldout_fraction: float = setting(0.01, "share of documents held out, by a hash of content")

@@ -35,14 +35,13 @@ _COMMANDS = {
     "embed": "vectors of texts or of their pieces, from any layers",
 }
 # What --input of a command takes, where it is not what most take.
-_INPUT = "a text a line; or .tsv, .csv, .jsonl, .json by columns; each with .gz too"
+_INPUT = "a text a line; or .tsv, .csv, .jsonl, .json, .parquet by columns; compressed or not"
 _INPUTS = {
     "tag": "a text a line where it ends in .txt or in nothing, a table of texts where --columns is "
-    "given; else sentences as in fine-tuning: lists of tokens in .jsonl or .json, or a word a line "
-    "and a blank line between sentences (.conll, .tsv, ...), with tags or without; each with .gz "
-    "too",
-    "answer": "a question, a tab and its context a line; or .tsv, .csv, .jsonl by columns; or "
-    "SQuAD's .json; each with .gz too",
+    "given; else sentences as in fine-tuning: lists of tokens in .jsonl, .json or .parquet, or a "
+    "word a line and a blank line between sentences (.conll, .tsv, ...), with tags or without",
+    "answer": "a question, a tab and its context a line; or .tsv, .csv, .jsonl, .parquet by "
+    "columns; or SQuAD's .json",
 }
 _TOP = 5
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from bert_jax.config import BertConfig, Config, CorpusConfig
 from bert_jax.data import shards
-from bert_jax.data.corpus import open_source
+from bert_jax.data.corpus import FILE_KINDS, named_sources, open_source
 from bert_jax.data.corpus_vocabulary import digest, given_vocabulary, make_vocabulary, new_pieces
 from bert_jax.data.preparation import (
     Workspace,
@@ -121,17 +121,17 @@ def prepare(
 def default_directory(corpus: CorpusConfig, vocab_size: int) -> Path:
     """Where `train` keeps the shards of a corpus by itself: in the user's cache folder.
 
-    The name holds a hash of the settings, and of the full paths of the source and other files.
+    The name holds a hash of the settings, and of the full paths of the sources and other files.
 
     Raises:
-      UserError: as `user_cache`.
+      UserError: as `named_sources` and `user_cache`.
     """
-    kind, _, where = corpus.source.partition(":")
-    place = os.path.abspath(where) if kind in ("text", "jsonl") else where
+    sources = named_sources(corpus.source)
+    places = [os.path.abspath(where) if kind in FILE_KINDS else where for kind, where in sources]
     files = [os.path.abspath(path) for path in (corpus.vocab, corpus.new_tokens) if path]
-    settings = [shards.VERSION, asdict(corpus), vocab_size, place, *files]
+    settings = [shards.VERSION, asdict(corpus), vocab_size, *places, *files]
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=6).hexdigest()
-    return user_cache() / f"{kind}-{digest}"
+    return user_cache() / "-".join([*dict(sources), digest])
 
 
 def _check_replaceable(output: Path) -> None:
@@ -311,6 +311,14 @@ examples:
   JSON lines with the text in the field "body", compressed, and a vocabulary that exists:
     python -m bert_jax.prepare --source='jsonl:*.jsonl.gz' --text_field=body \\
         --vocab=vocab.txt --output=data/mine
+
+  several sources with one vocabulary, as the paper has books and Wikipedia:
+    python -m bert_jax.prepare --source='text:books/*.txt + jsonl:wikipedia/*.jsonl.gz' \\
+        --output=data/both
+
+  a data set of the Hugging Face hub, whose Parquet files were downloaded:
+    python -m bert_jax.prepare --source='parquet:wikipedia/20231101.ko/*.parquet' --language=ko \\
+        --output=data/kowiki
 
 then train on it:
     python -m bert_jax.train --config=base --config.data.dir=data/books

@@ -79,6 +79,22 @@ def test_jsonl_and_prose(tmp_path: Path) -> None:
     assert 0.9 * wanted <= sentences <= wanted, "an end such as `no.` may be an abbreviation"
 
 
+def test_two_sources_are_one_corpus(tmp_path: Path) -> None:
+    documents = make_documents(120)
+    whole = write_lines(tmp_path / "whole.txt", documents)
+    first, second = (
+        write_lines(tmp_path / f"{name}.txt", part).source
+        for name, part in (("first", documents[:70]), ("second", documents[70:]))
+    )
+    both = dataclasses.replace(whole, source=f"{first} + {second}")
+    for corpus, name in ((whole, "out"), (both, "two")):
+        prepare(corpus, VOCAB_SIZE, tmp_path / name, progress=False)
+    assert read_manifest(tmp_path / "two").source == both.source
+    one, two = contents(tmp_path / "out"), contents(tmp_path / "two")
+    assert one.pop("manifest.json") != two.pop("manifest.json")
+    assert one == two
+
+
 @pytest.mark.parametrize("tokenizer", ["unigram", "bpe"])
 def test_other_vocabularies(tmp_path: Path, tokenizer: str) -> None:
     corpus = write_lines(tmp_path / "corpus.txt", make_documents(80))
@@ -378,8 +394,12 @@ def test_a_name_for_every_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert len({here, *others}) == 5
     vocab = CorpusConfig(source=f"text:{tmp_path}/*.txt", vocab="vocab.txt")
     first = default_directory(vocab, 100)
+    several = CorpusConfig(source="docstrings: + parquet:a.parquet")
+    there = default_directory(several, 100)
+    assert there.name.startswith("docstrings-parquet-")
     monkeypatch.chdir("/")
     assert default_directory(vocab, 100) != first
+    assert default_directory(several, 100) != there
 
 
 # What follows runs the command in a process of its own, on units of 8 KiB and shards of 64 KiB.
@@ -438,7 +458,7 @@ def test_the_next_command_can_be_pasted(tmp_path: Path) -> None:
     [
         ("--source=text:nowhere.txt", "nowhere.txt"),
         ("--source=text:nowhere/*.txt", "nowhere/*.txt"),
-        ("--source=parquet:x", "parquet"),
+        ("--source=json:x", "json:x"),
         ("--sentences=words", "--sentences"),
         ("--heldout_fraction=1.5", "heldout_fraction"),
         ("--workers=0", "--workers=0"),

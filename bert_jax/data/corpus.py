@@ -1,42 +1,43 @@
-"""Where text comes from: `KIND:WHERE` to a stream of documents.
+"""Where text comes from: `KIND:WHERE`, or several with ` + ` between them, to documents.
 
 A source works in two halves. `Source.units`, in the main process, cuts the raw bytes into units of
 about 1 MiB: cheap, in bounded memory, the same units whatever the number of workers.
 `Source.documents`, in any process, turns one unit into documents.
 
-- `text:GLOB` is plain text, `.gz` files too; `**` crosses folders. Laid out in `lines` (a sentence
-  a line, a blank line between documents), a document ends with its file at the latest. As prose
-  (`split`: paragraphs between blank lines), a file is a document. Either way a document ends, at a
-  paragraph's, line's or word's end, before it outgrows `UNIT_BYTES`: a book is a few documents.
-- `jsonl:GLOB` has a JSON object a line, with the text of one document in `text_field`.
+- `text:GLOB` is plain text, compressed (`.gz`, `.bz2`, `.xz`, `.zst`) or not; `**` crosses folders.
+  Laid out in `lines` (a sentence a line, a blank line between documents), a document ends with its
+  file at the latest. As prose (`split`: paragraphs between blank lines), a file is a document.
+  Either way a document ends, at a paragraph's, line's or word's end, before it outgrows
+  `UNIT_BYTES`: a book is a few documents.
+- `jsonl:GLOB` has a JSON object a line, with the text of one document in `text_field`; compressed
+  or not, too.
+- `parquet:GLOB` has a row a document, its text in the column `text_field`; see `parquet`.
 - `tfds:NAME` is the `train` split of a TFDS data set; see `tfds_source`.
 - `docstrings:` is the documentation of the Python that is installed; see `docstrings`.
 """
 
 import codecs
 import glob
-import gzip
 import os
 import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from bert_jax.config import CorpusConfig
-from bert_jax.data import docstrings, tfds_source
+from bert_jax.data import compressed, docstrings, parquet, tfds_source
 from bert_jax.data.documents import (
-    Counts,
-    Document,
+    Parser,
     Piece,
+    Pieces,
     Unit,
     json_documents,
     json_objects,
     record_documents,
+    source_documents,
     text_documents,
 )
 from bert_jax.errors import UserError
@@ -47,12 +48,16 @@ MAX_JSON_LINE = 2**28  # bytes; a longer line of JSON is skipped and counted
 # Of a Wikipedia, as sentencex has them; to one that it lacks it applies the rules of English.
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
 
+_NEXT_SOURCE = re.compile(r" \+ (?=[a-z]+:)")
+
 KINDS = {
     "text": "text:GLOB, plain text",
     "jsonl": "jsonl:GLOB, a JSON object a line",
+    "parquet": "parquet:GLOB, a document a row",
     "tfds": "tfds:NAME, a TFDS data set",
     "docstrings": "docstrings:, the documentation of the Python installed",
 }
+FILE_KINDS = ("text", "jsonl", "parquet")
 
 
 @dataclass(frozen=True)
@@ -63,64 +68,91 @@ class Source:
       total_bytes: what the `Unit.progress` of all units adds up to, or a little more where the
         last files hold no text: bytes on disk, compressed where files are compressed.
       units: starts a pass over the raw text, in the main process; always the same units in the
-        same order. Raises UserError naming the file: unreadable, not a gzip file, truncated.
+        same order. Raises UserError naming the file: unreadable, damaged, truncated.
       documents: the documents of a unit and what was counted on the way. Picklable, pure and
         free of TensorFlow and JAX, for worker processes. Raises UserError in strict mode.
     """
 
     total_bytes: int
     units: Callable[[], Iterator[Unit]]
-    documents: Callable[[Unit], tuple[list[Document], Counts]]
+    documents: Parser
+
+
+def named_sources(source: str) -> list[tuple[str, str]]:
+    """The kind and the place of each source that `KIND:WHERE + KIND:WHERE` names.
+
+    Raises:
+      UserError: one is of no known kind, or has no place where its kind has one.
+    """
+    named = []
+    for part in _NEXT_SOURCE.split(source):
+        kind, colon, where = part.partition(":")
+        if not colon or kind not in KINDS:
+            raise UserError(
+                f"source {part!r} is of no known kind: give {'; '.join(KINDS.values())}"
+            )
+        if (kind == "docstrings") == bool(where):
+            raise UserError(f"source {part!r}: write it as {KINDS[kind]}")
+        named.append((kind, where))
+    return named
 
 
 def open_source(corpus: CorpusConfig) -> Source:
-    """The source that `corpus.source` names, checked as far as can be done at once.
+    """What `corpus.source` names, one source after the other, checked as far as can be at once.
 
     Raises:
       UserError: unknown kind, a language that is no code, no such file, a glob without a match, a
         directory, a missing field, a TFDS data set that is neither on disk nor within reach.
     """
-    kind, colon, where = corpus.source.partition(":")
-    if not colon or kind not in KINDS:
-        raise UserError(
-            f"source {corpus.source!r} is of no known kind: give {'; '.join(KINDS.values())}"
-        )
     if not _LANGUAGE.fullmatch(corpus.language):
         raise UserError(f"language {corpus.language!r}: give its code, such as en, ko or zh-yue")
-    if (kind == "docstrings") == bool(where):
-        raise UserError(f"source {corpus.source!r}: write it as {KINDS[kind]}")
+    opened = [_open(corpus, kind, where) for kind, where in named_sources(corpus.source)]
+    totals, pieces, parsers = zip(*opened, strict=True)
+    return Source(sum(totals), partial(_units, pieces), partial(source_documents, parsers))
+
+
+def _open(corpus: CorpusConfig, kind: str, where: str) -> tuple[int, Pieces, Parser]:
+    """One source: its `total_bytes`, what starts a pass over its pieces, what reads its units."""
     if kind == "docstrings":
-        total, pieces = docstrings.open_docstrings()
         # Its pieces are laid out in lines already, whatever the setting says of other text.
         parse = partial(text_documents, CorpusConfig(sentences="lines"))
-    elif kind == "tfds":
-        total, pieces = tfds_source.open_tfds(where, corpus.text_field, corpus.tfds_data_dir)
-        parse = partial(record_documents, corpus)
-    else:
-        paths = matching_files(where)
-        total = sum(path.stat().st_size for path in paths)
-        pieces = partial(read_files, paths, cut_text if kind == "text" else cut_json)
-        parse = partial(text_documents if kind == "text" else json_documents, corpus)
-    if kind == "jsonl":
-        _check_field(pieces(), corpus.text_field)
-    return Source(total, lambda: pack(pieces()), parse)
+        return *docstrings.open_docstrings(), parse
+    if kind == "tfds":
+        opened = tfds_source.open_tfds(where, corpus.text_field, corpus.tfds_data_dir)
+        return *opened, partial(record_documents, corpus)
+    paths = matching_files(where)
+    if kind == "parquet":
+        opened = parquet.open_parquet(paths, corpus.text_field)
+        return *opened, partial(record_documents, corpus)
+    total = sum(path.stat().st_size for path in paths)
+    if kind == "text":
+        return total, partial(read_files, paths, cut_text), partial(text_documents, corpus)
+    pieces = partial(read_files, paths, cut_json)
+    _check_field(pieces(), corpus.text_field)
+    return total, pieces, partial(json_documents, corpus)
 
 
-def pack(pieces: Iterable[tuple[Piece, int]]) -> Iterator[Unit]:
+def _units(sources: Sequence[Pieces]) -> Iterator[Unit]:
+    for number, pieces in enumerate(sources):
+        yield from pack(pieces(), number)
+
+
+def pack(pieces: Iterable[tuple[Piece, int]], source: int = 0) -> Iterator[Unit]:
     """Units of at least `UNIT_BYTES`, of pieces that come with the position they end at.
 
     Args:
-      pieces: each with how much of `Source.total_bytes` has been read with it.
+      pieces: each with how much of the source's `total_bytes` has been read with it.
+      source: the number of the source.
     """
     packed, size, start, end = [], 0, 0, 0
     for piece, end in pieces:
         packed.append(piece)
         size += len(piece.data)
         if size >= UNIT_BYTES:
-            yield Unit(tuple(packed), end - start)
+            yield Unit(tuple(packed), end - start, source)
             packed, size, start = [], 0, end
     if packed:
-        yield Unit(tuple(packed), end - start)
+        yield Unit(tuple(packed), end - start, source)
 
 
 def matching_files(pattern: str) -> list[Path]:
@@ -149,11 +181,11 @@ def read_files(
     """The pieces that `cut` makes of each file, with the bytes on disk read so far.
 
     Raises:
-      UserError: naming the file that cannot be read, is no gzip file or is cut short.
+      UserError: as `compressed.opened`.
     """
     done = 0
     for path in paths:
-        with _opened(path) as (stream, raw):
+        with compressed.opened(path) as (stream, raw):
             for piece in cut(str(path), stream):
                 yield piece, done + raw.tell()
             done += raw.tell()
@@ -203,24 +235,6 @@ def _skip_line(stream: BinaryIO) -> int:
         if chunk.endswith(b"\n"):
             break
     return skipped
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The file's bytes, decompressed for `.gz`, and the file as it lies on disk."""
-    try:
-        with path.open("rb") as raw:
-            if path.suffix != ".gz":
-                yield raw, raw
-                return
-            with gzip.GzipFile(fileobj=raw) as stream:
-                yield cast(BinaryIO, stream), raw
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: not a gzip file, or a damaged one ({error})") from error
-    except EOFError as error:
-        raise UserError(f"{path}: the gzip file is cut short; fetch or write it again") from error
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _paragraph_end(data: bytes) -> int:

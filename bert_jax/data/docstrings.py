@@ -20,13 +20,13 @@ import importlib.metadata
 import re
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from inspect import cleandoc
 from itertools import chain
 from pathlib import Path
 
-from bert_jax.data.documents import Document, Piece, split_sentences
+from bert_jax.data.documents import Document, Piece, Pieces, split_sentences
 from bert_jax.data.heldout import LONG_SENTENCE, normalise
 from bert_jax.data.workers import core_count, ordered, worker_pool
 
@@ -42,6 +42,7 @@ REQUIREMENTS = (
     "tensorflow-cpu",
     "tensorflow",
     "tensorflow-datasets",
+    "pyarrow",
     "importlib_resources",
     "tokenizers",
     "sentencepiece",
@@ -82,7 +83,7 @@ _MARKUP = re.compile(r"`+~?([^`<]*?)(?: ?<[^`]*>)?`+_{0,2}|\*{1,2}(\w[^*]*)\*{1,
 _FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
 
-def open_docstrings() -> tuple[int, Callable[[], Iterator[tuple[Piece, int]]]]:
+def open_docstrings() -> tuple[int, Pieces]:
     """The size of all files, in bytes, and what starts a pass over their documents."""
     files = source_files()
     total = sum(file.stat().st_size for file in files)

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sentencex import segment
@@ -54,10 +54,18 @@ class Unit:
     Attributes:
       pieces: the raw text.
       progress: how far this unit takes the progress bar, in bytes of `Source.total_bytes`.
+      source: the number of its source, where the corpus has several.
     """
 
     pieces: tuple[Piece, ...]
     progress: int
+    source: int = 0
+
+
+# A pass over a source: its pieces, and how many of its bytes have been read with each.
+Pieces = Callable[[], Iterator[tuple[Piece, int]]]
+# What reads the units of a source.
+Parser = Callable[[Unit], tuple[list[Document], Counts]]
 
 
 def text_documents(corpus: CorpusConfig, unit: Unit) -> tuple[list[Document], Counts]:
@@ -113,6 +121,16 @@ def record_documents(corpus: CorpusConfig, unit: Unit) -> tuple[list[Document], 
     kept = _without_empty(documents)
     counts["empty_documents"] += len(documents) - len(kept)
     return kept, +counts
+
+
+def source_documents(parsers: Sequence[Parser], unit: Unit) -> tuple[list[Document], Counts]:
+    """The documents of a unit, by what reads its source.
+
+    Args:
+      parsers: of each source of a corpus.
+      unit: of one of them.
+    """
+    return parsers[unit.source](unit)
 
 
 def json_objects(data: bytes) -> Iterator[dict[str, object]]:

@@ -14,13 +14,13 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tqdm import tqdm
 
-from bert_jax.data.documents import Piece
+from bert_jax.data.documents import Piece, Pieces
 from bert_jax.data.quiet_tensorflow import load_tensorflow
 from bert_jax.errors import UserError
 
@@ -28,9 +28,7 @@ BUCKET = "https://storage.googleapis.com"  # its JSON API, at storage/v1/b/, and
 TIMEOUT = 10  # seconds for an answer; TFDS itself would try for minutes
 
 
-def open_tfds(
-    name: str, text_field: str, data_dir: str
-) -> tuple[int, Callable[[], Iterator[tuple[Piece, int]]]]:
+def open_tfds(name: str, text_field: str, data_dir: str) -> tuple[int, Pieces]:
     """The size of the train split, in bytes on disk, and what starts a pass over its texts.
 
     Args:

@@ -11,14 +11,13 @@ import re
 import unicodedata
 import zipfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from bert_jax.data.documents import Counts, Document, Unit
+from bert_jax.data.documents import Counts, Document, Parser, Unit
 from bert_jax.data.heldout import is_heldout, near_duplicate, signature
 from bert_jax.data.shards import Shard, build_shard
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
@@ -32,7 +31,7 @@ class ReadTask:
     """A unit of raw text, and where its clean text goes."""
 
     unit: Unit
-    documents: Callable[[Unit], tuple[list[Document], Counts]]
+    documents: Parser
     heldout_fraction: float
     text: Path
 

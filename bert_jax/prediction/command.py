@@ -11,6 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bert_jax.data.compressed import ENDINGS
 from bert_jax.errors import UserError, full_memory_told, print_error
 from bert_jax.interop import Weights, load_weights
 from bert_jax.prediction.embedding import Embed
@@ -66,8 +67,8 @@ def _check_output(arguments: argparse.Namespace) -> None:
     given, output = arguments.input, arguments.output
     if output and output.suffix == ".npy" and arguments.command != "embed":
         raise UserError(f"--output={output}: only embed writes arrays; name a .jsonl")
-    if output and output.suffix == ".gz":
-        raise UserError(f"--output={output}: answers are not compressed; leave .gz out")
+    if output and output.suffix in ENDINGS:
+        raise UserError(f"--output={output}: answers are not compressed; leave {output.suffix} out")
     if given and output and given.exists() and output.exists() and output.samefile(given):
         raise UserError(f"--output={output}: is the file of --input; name another")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from bert_jax.data.compressed import kind
 from bert_jax.interop.weights import Weights
 from bert_jax.prediction.predictor import (
     Predictor,
@@ -19,7 +20,6 @@ from bert_jax.prediction.predictor import (
 from bert_jax.tasks.inference import Inference
 from bert_jax.tasks.multiple_choice import MultipleChoice
 from bert_jax.tasks.question_answering import QuestionAnswering
-from bert_jax.tasks.tables import kind
 from bert_jax.tasks.tagging import Tagging
 from bert_jax.tasks.task import Feature, Task
 from bert_jax.tasks.texts import TextTask

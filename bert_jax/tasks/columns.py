@@ -1,4 +1,4 @@
-"""Sentences whose words or characters have tags, from columns (CoNLL) and JSON."""
+"""Sentences whose words or characters have tags, from columns (CoNLL), JSON and Parquet."""
 
 import itertools
 import re
@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bert_jax.data.compressed import kind
 from bert_jax.errors import UserError
-from bert_jax.tasks.tables import Row, field, kind, numbered_lines, opened, read_rows
+from bert_jax.tasks.tables import Row, field, numbered_lines, opened, read_rows
 
 # The line between the documents of CoNLL-2003.
 _DOCUMENT = "-DOCSTART-"
@@ -28,7 +29,7 @@ class Sentence(NamedTuple):
 class Columns(NamedTuple):
     """How a file says what it holds.
 
-    token, tag: names of columns, in JSON of the keys that have lists.
+    token, tag: names of columns, in JSON and Parquet of what has lists.
     header: the names of all columns of a file of columns; empty where tokens are in the first
       column and tags in the last.
     comment: what lines that are no tokens begin with; empty for none.
@@ -41,7 +42,7 @@ class Columns(NamedTuple):
 
 
 def read_sentences(path: Path, columns: Columns, labelled: bool) -> Iterator[Sentence]:
-    """The sentences of a file: .jsonl, .json, or columns under any other ending; or these and .gz.
+    """The sentences of a file: .jsonl, .json, .parquet, or columns under any other ending.
 
     In columns a token is a line, and a blank line ends a sentence. Tabs part the columns of a line
     that has one, so that a token may be a space; else spaces do.
@@ -55,7 +56,7 @@ def read_sentences(path: Path, columns: Columns, labelled: bool) -> Iterator[Sen
       UserError: no such file, not UTF-8, a token without a tag or a line without a column; file and
         line are named.
     """
-    if kind(path) in (".jsonl", ".json"):
+    if kind(path) in (".jsonl", ".json", ".parquet"):
         for where, row in read_rows(path):
             yield _of_row(where, row, columns, labelled)
         return

@@ -8,15 +8,16 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.data.compressed import kind
 from bert_jax.errors import UserError
-from bert_jax.tasks.tables import opened
+from bert_jax.tasks.tables import opened, read_rows
 from bert_jax.tasks.task import Example
 
 _MAX_LENGTH = 1 << 30  # of a file, in characters
@@ -53,7 +54,8 @@ def read_squad(path: Path, labelled: bool = True) -> tuple[list[Question], list[
     """The questions of a SQuAD file, 1.1 or 2.0.
 
     Args:
-      path: the file.
+      path: the file; a .jsonl or .parquet has a question a row, as the Hugging Face hub has them:
+        `answers` has a list "text" and a list "answer_start", both empty where there is none.
       labelled: whether each question must have its answers, where the file says that they stand.
 
     Returns:
@@ -65,18 +67,39 @@ def read_squad(path: Path, labelled: bool = True) -> tuple[list[Question], list[
     """
     questions: list[Question] = []
     rejected: list[str] = []
+    read = _rows if kind(path) in (".jsonl", ".parquet") else _articles
+    for where, context, fields in read(path):
+        question = _question(fields, context, where, labelled)
+        wrong = _mismatch(question) if labelled else ""
+        if wrong:
+            rejected.append(wrong)
+        else:
+            questions.append(question)
+    return questions, rejected
+
+
+def _articles(path: Path) -> Iterator[tuple[str, str, Any]]:
+    """The place, the context and the fields of each question of a file in SQuAD's own form."""
     for i, article in enumerate(_items(_load(path), "data", f"{path}")):
         for j, paragraph in enumerate(_items(article, "paragraphs", f"{path}: data[{i}]")):
             where = f"{path}: data[{i}].paragraphs[{j}]"
             context = _text(paragraph, "context", where)
             for k, fields in enumerate(_items(paragraph, "qas", where)):
-                question = _question(fields, context, f"{where}.qas[{k}]", labelled)
-                wrong = _mismatch(question) if labelled else ""
-                if wrong:
-                    rejected.append(wrong)
-                else:
-                    questions.append(question)
-    return questions, rejected
+                yield f"{where}.qas[{k}]", context, fields
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str, Any]]:
+    """The same of a file of a question a row; one without an id is called by its place."""
+    for where, row in read_rows(path):
+        fields = {"id": where} | {key: value for key, value in row.items() if value is not None}
+        answers = fields.get("answers")
+        if isinstance(answers, dict):
+            texts, starts = (_items(answers, name, where) for name in ("text", "answer_start"))
+            if len(texts) != len(starts):
+                raise UserError(f"{where}: {len(texts)} answers, and {len(starts)} answer_start")
+            pairs = zip(texts, starts, strict=True)
+            fields["answers"] = [{"text": text, "answer_start": start} for text, start in pairs]
+        yield where, _text(row, "context", where), fields
 
 
 def _load(path: Path) -> Any:

@@ -1,17 +1,18 @@
-"""Rows of examples from TSV, CSV and JSON files, by the names of their columns."""
+"""Rows of examples from TSV, CSV, JSON and Parquet files, by the names of their columns."""
 
 import csv
-import gzip
+import io
 import json
 import math
 import sys
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
+from bert_jax.data import compressed
+from bert_jax.data.parquet import parquet_rows
 from bert_jax.data.tfds_source import tfds_rows
 from bert_jax.errors import UserError
 
@@ -68,8 +69,9 @@ def read_rows(
 
     By its ending, a file is .tsv (nothing is quoted, as GLUE has it), .csv (quoted as spreadsheets
     do), .jsonl (an object a line, values of any type) or .json (a list of objects, read at once),
-    each with .gz too. Blank lines of .tsv and .jsonl don't count. `tfds:NAME/SPLIT` is a split of a
-    data set of TFDS, by its name or by the directory that holds it.
+    compressed (.gz, .bz2, .xz, .zst) or not; or .parquet, of whose classes the names are given.
+    Blank lines of .tsv and .jsonl don't count. `tfds:NAME/SPLIT` is a split of a data set of TFDS,
+    by its name or by the directory that holds it.
 
     Args:
       path: the file.
@@ -85,16 +87,15 @@ def read_rows(
         yield from tfds_rows(str(path).removeprefix(_TFDS))
         return
     readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl, ".json": _json}
-    ending = kind(path)
+    ending = compressed.kind(path)
+    if ending == ".parquet":
+        yield from parquet_rows(path)
+        return
     if ending not in readers:
-        raise UserError(f"{path}: must end in {', '.join(readers)}, or one of these and .gz")
+        endings, more = ", ".join(readers), ", ".join(compressed.ENDINGS)
+        raise UserError(f"{path}: must end in {endings} (and {more} if compressed), or in .parquet")
     with opened(path) as lines:
         yield from readers[ending](path, lines, header, refuse)
-
-
-def kind(path: Path) -> str:
-    """The ending that says what a file is, .gz aside, in lower case: some programs write `.CSV`."""
-    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def field(row: Row, name: str, where: str) -> Any:
@@ -127,21 +128,17 @@ def text_field(row: Row, name: str, where: str) -> str:
 
 @contextmanager
 def opened(path: Path) -> Iterator[TextIO]:
-    """A text file, maybe a .gz, without its byte order mark and with its own line ends.
+    """A text file, compressed or not, without its byte order mark and with its own line ends.
 
     Raises:
-      UserError: no such file, or while it is read: text that is not UTF-8, a broken .gz.
+      UserError: as `compressed.opened`; or, in here, the text is not UTF-8.
     """
-    arguments: dict[str, Any] = {"mode": "rt", "encoding": "utf-8-sig", "newline": ""}
-    compressed = path.suffix.lower() == ".gz"
     try:
-        with gzip.open(path, **arguments) if compressed else path.open(**arguments) as f:
-            yield f
+        with compressed.opened(path) as (stream, _):
+            yield io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     except UnicodeDecodeError as error:
         place = f"{error.reason} at byte {error.start}"
         raise UserError(f"{path}: not UTF-8 ({place}); save the file as UTF-8") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def numbered_lines(path: Path, lines: TextIO) -> Iterator[tuple[str, str]]:

@@ -67,8 +67,8 @@ class Tagging(Task):
     """A tag for each unit. What is beyond `max_length` pieces is cut, and gets O."""
 
     units: str = setting("words", "what has a tag", ("words", "characters"))
-    token_column: str = setting("tokens", "column of the units; in JSON lines, a list of them")
-    tag_column: str = setting("tags", "column of the tags; in JSON lines, a list of them")
+    token_column: str = setting("tokens", "column of the units; in JSON and Parquet, of lists")
+    tag_column: str = setting("tags", "column of the tags; in JSON and Parquet, of lists")
     header: tuple[str, ...] = setting(
         (), "names of the columns; empty: units are in the first one, tags in the last"
     )

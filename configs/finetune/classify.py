@@ -4,8 +4,8 @@
         --config.task.train=reviews.csv --config.task.text_column=review \\
         --config.task.label_column=stars
 
-The table is a .tsv, .csv, .jsonl or .json with named columns, or a split of a data set of TFDS
-(tfds:imdb_reviews/train). Labels are learnt from it and kept with the model. Without
+The table is a .tsv, .csv, .jsonl, .json or .parquet with named columns, or a split of a data set of
+TFDS (tfds:imdb_reviews/train). Labels are learnt from it and kept with the model. Without
 --config.task.dev a tenth of the texts is held out to score. Where labels are of very different
 frequency, --config.task.class_weights=balanced and --config.task.score=macro_f1.
 

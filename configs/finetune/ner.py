@@ -5,7 +5,8 @@
 
 The files are CoNLL-2003's, or others with a word a line, its tag in the last column and a blank
 line between sentences; or a .jsonl of lines {"tokens": ["..."], "tags": ["..."]}, or a .json that
-lists them. Tags are in IOB1, IOB2 or IOBES. Where columns have other places, they are named:
+lists them, or a .parquet of such columns (--config.task.tag_column=ner_tags for the hub's
+conll2003). Tags are in IOB1, IOB2 or IOBES. Where columns have other places, they are named:
 --config.task.header=tokens,pos,chunk,tags. Names are told by their capitals: MODEL had better be
 cased. `predict` parts a text at white space, and Han characters stand alone: Chinese is best tagged
 a character a line.

@@ -3,8 +3,8 @@
     python -m bert_jax.finetune --config=squad --config.init_from=MODEL \\
         --config.task.train=train-v1.1.json --config.task.dev=dev-v1.1.json
 
-MODEL is a pretrained one; the files are those of rajpurkar.github.io/SQuAD-explorer. The values are
-those of the paper, section 4.2, and of run_squad.py.
+MODEL is a pretrained one; the files are those of rajpurkar.github.io/SQuAD-explorer, or the hub's
+.parquet. The values are those of the paper, section 4.2, and of run_squad.py.
 
 Cost: 87,599 questions are about 89,000 windows, and 8,300 steps. Windows have 162 pieces in the
 mean, so that batches of similar length compute half of what windows of 384 would: 2.7e16 FLOPs with

@@ -8,9 +8,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from compressing import COMPRESS
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet as pq
 
 from bert_jax.config import CorpusConfig
 from bert_jax.data import corpus as corpus_module
@@ -85,10 +88,11 @@ def test_a_file_with_glob_characters_in_its_name_is_found(tmp_path: Path) -> Non
     assert read(f"text:{path}")[0] == [["Text."]]
 
 
-def test_gzip_reads_as_the_plain_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_a_compressed_file_reads_as_the_plain_one(tmp_path: Path, ending: str) -> None:
     text = "One sentence here. Another there.\n\n" * 1000
     plain = write(tmp_path / "plain.txt", text)
-    packed = write(tmp_path / "packed.txt.gz", gzip.compress(text.encode()))
+    packed = write(tmp_path / f"packed.txt{ending}", COMPRESS[ending](text.encode()))
     assert read(f"text:{plain}") == read(f"text:{packed}")
 
 
@@ -102,6 +106,24 @@ def test_json_lines_hold_a_document_each(tmp_path: Path) -> None:
     assert counts == {"empty_documents": 1}
     documents, _ = read(f"jsonl:{path}", text_field="body", sentences="lines")
     assert documents == [["One. Two.", "Three"], ["Four five."]]
+
+
+def test_several_sources_are_read_one_after_the_other(tmp_path: Path) -> None:
+    write(tmp_path / "a + b.txt", "One. Two.")
+    write(tmp_path / "c.jsonl.xz", COMPRESS[".xz"](b'{"text": "Three."}\n{"text": "Four."}'))
+    pq.write_table(pa.table({"text": ["Five.\nSix."]}), tmp_path / "d.parquet")
+    sources = [
+        f"text:{tmp_path}/a + b.txt",
+        f"jsonl:{tmp_path}/*.xz",
+        f"parquet:{tmp_path}/*.parquet",
+    ]
+    documents, counts = read(" + ".join(sources))
+    assert documents == [["One.", "Two."], ["Three."], ["Four."], ["Five.", "Six."]]
+    assert not counts
+    source = open_source(CorpusConfig(source=" + ".join(reversed(sources))))
+    with worker_pool(1) as pool:
+        parsed = [pool.submit(source.documents, unit).result()[0] for unit in source.units()]
+    assert parsed == [[["Five.", "Six."]], [["Three."], ["Four."]], [["One.", "Two."]]]
 
 
 def test_korean_sentences_are_split(test_data: Path) -> None:
@@ -342,16 +364,19 @@ print(words, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("wiki:en", "text:GLOB.*jsonl:GLOB.*tfds:NAME.*docstrings:"),
+        ("wiki:en", "text:GLOB.*jsonl:GLOB.*parquet:GLOB.*tfds:NAME.*docstrings:"),
         ("books/*.txt", "no known kind"),
         ("text:", "text:GLOB"),
         ("docstrings:numpy", "docstrings:"),
         ("text:{folder}/none.txt", "none.txt: no such file"),
+        ("text:{folder}/false.gz + json:a", "source 'json:a' is of no known kind"),
+        ("text:{folder}/false.gz + tfds:", "source 'tfds:': write it as tfds:NAME"),
+        ("text:{folder}/false.gz + jsonl:{folder}/none", "none: no such file"),
         ("jsonl:{folder}/*.jsonl", "no file matches"),
         ("text:{folder}", "is a directory"),
-        ("text:{folder}/false.gz", "false.gz: not a gzip file"),
-        ("text:{folder}/cut.gz", "cut.gz: the gzip file is cut short"),
-        ("text:{folder}/damaged.gz", "damaged.gz: not a gzip file, or a damaged one"),
+        ("text:{folder}/false.gz", r"false.gz: not a \.gz file"),
+        ("text:{folder}/cut.gz", r"cut.gz: the \.gz file is cut short"),
+        ("text:{folder}/damaged.gz", r"damaged.gz: not a \.gz file, or a damaged one"),
         ("text:{folder}/*.gz", "cut.gz"),
     ],
 )

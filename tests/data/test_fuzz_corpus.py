@@ -1,7 +1,6 @@
 """Hostile text and JSON lines: refused, or clean sentences in bounded time and memory."""
 
 import functools
-import gzip
 import json
 import random
 import re
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compressing import COMPRESS
 from fuzzing import HOSTILE_JSON, INPUTS, damaged, fuzz, hostile_text, refused
 
 from bert_jax.config import CorpusConfig
@@ -59,8 +59,9 @@ def settings_of(kind: str, path: Path, draw: random.Random) -> CorpusConfig:
 def write(path: Path, data: bytes, draw: random.Random) -> Path:
     """The file, plain or compressed, damaged before or after."""
     if draw.random() < 0.25:
-        path = path.with_suffix(path.suffix + ".gz")
-        data = gzip.compress(data if draw.random() < 0.5 else damaged(data, draw), 1)
+        ending = draw.choice(list(COMPRESS))
+        path = path.with_suffix(path.suffix + ending)
+        data = COMPRESS[ending](data if draw.random() < 0.5 else damaged(data, draw))
     path.write_bytes(damaged(data, draw))
     return path
 

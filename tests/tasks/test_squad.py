@@ -1,6 +1,7 @@
 """SQuAD's files and scores, the scores against the official rules written out here."""
 
 import collections
+import dataclasses
 import gzip
 import json
 import math
@@ -8,9 +9,11 @@ import re
 import string
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet as pq
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.squad import (
@@ -49,6 +52,82 @@ def test_a_packed_file_is_read(tmp_path):
     plain, packed = squad_file(tmp_path / "a.json"), tmp_path / "a.json.gz"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert read_squad(packed)[0][0].context == read_squad(plain)[0][0].context
+
+
+ROW = {"question": "Which?", "context": "Blue is a colour."}
+IN_LISTS = {"text": ["Blue", "a colour"], "answer_start": [0, 8]}
+BOTH = (Answer("Blue", 0), Answer("a colour", 8))
+
+
+def row_file(path, *rows):
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_file_of_a_question_a_row_is_read(tmp_path, name):
+    none = {"text": [], "answer_start": []}
+    rows = [
+        ROW | {"id": "q1", "answers": IN_LISTS, "is_impossible": False},
+        ROW | {"id": "q2", "answers": none, "is_impossible": False},
+        ROW | {"id": None, "answers": IN_LISTS, "is_impossible": True},
+    ]
+    path = row_file(tmp_path / name, *rows)
+    questions, rejected = read_squad(path)
+    places = [f"{path}:{n}" if name == "a.jsonl" else f"{path}[{n - 1}]" for n in (1, 2, 3)]
+    assert rejected == []
+    assert [question.where for question in questions] == places
+    assert [question.id for question in questions] == ["q1", "q2", places[2]]
+    assert [question.answers for question in questions] == [BOTH, (), ()]
+    assert {(question.text, question.context) for question in questions} == {tuple(ROW.values())}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_rows_need_no_answers_where_none_are_asked_for(tmp_path, name):
+    for row in (ROW, ROW | {"answers": None}):
+        path = row_file(tmp_path / name, row)
+        assert read_squad(path, labelled=False)[0][0].answers is None
+        with pytest.raises(UserError, match="a list 'answers' is expected"):
+            read_squad(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"answers": {"text": ["Blue"], "answer_start": [0, 8]}}, "1 answers, and 2 answer_start"),
+        ({"answers": {"text": ["Blue"]}}, "a list 'answer_start'"),
+        ({"answers": ["Blue"]}, "a text 'text'"),
+        ({"answers": IN_LISTS, "context": 3}, "a text 'context'"),
+        ({"answers": IN_LISTS, "question": None}, "a text 'question'"),
+    ],
+)
+def test_rows_of_another_form_are_told_with_their_place(tmp_path, change, told):
+    with pytest.raises(UserError, match=rf"a\.jsonl:1: {told}"):
+        read_squad(row_file(tmp_path / "a.jsonl", ROW | change))
+
+
+def test_real_questions_are_the_same_in_rows(test_data, tmp_path):
+    questions, _ = read_squad(test_data / "squad/dev-subset-v1.1.json")
+    rows = [
+        {
+            "id": question.id,
+            "question": question.text,
+            "context": question.context,
+            "answers": {
+                "text": [text for text, _ in question.answers or ()],
+                "answer_start": [start for _, start in question.answers or ()],
+            },
+        }
+        for question in questions
+    ]
+    read, rejected = read_squad(row_file(tmp_path / "a.parquet", *rows))
+    assert rejected == []
+    assert [dataclasses.replace(question, where="") for question in read] == [
+        dataclasses.replace(question, where="") for question in questions
+    ]
 
 
 def test_questions_of_a_context_are_held_out_together(tmp_path):

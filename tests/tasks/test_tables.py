@@ -4,9 +4,11 @@ import csv
 import gzip
 import json
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet as pq
 
 from bert_jax.errors import UserError
 from bert_jax.tasks.columns import Columns, read_sentences
@@ -110,14 +112,20 @@ def test_a_long_document_is_read_from_every_kind_of_file(tmp_path):
     (tmp_path / "a.tsv").write_text(f"text\tlabel\n{text}\t1\n")
     (tmp_path / "a.csv").write_text(f'text,label\n"{text}",1\n')
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": text, "label": "1"}))
-    for name in ("a.tsv", "a.csv", "a.jsonl"):
+    pq.write_table(pa.table({"text": [text], "label": ["1"]}), tmp_path / "a.parquet")
+    for name in ("a.tsv", "a.csv", "a.jsonl", "a.parquet"):
         assert rows(tmp_path / name) == [{"text": text, "label": "1"}], name
 
 
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("a.txt", b"", r"a\.txt: must end in \.tsv, \.csv, \.jsonl, \.json, or"),
+        (
+            "a.txt",
+            b"",
+            r"a\.txt: must end in \.tsv, .*\.json \(and \.gz, .* if compressed\), or in \.parquet",
+        ),
+        ("a.parquet", b"PAR1", r"a\.parquet: not a Parquet file, or a damaged one"),
         ("a.tsv", b"x\ty\n1\n", r"a\.tsv:2: 1 columns, and the header has 2: x, y"),
         ("a.tsv", b"x\t\tx\n", r"a\.tsv:1: the header names a column twice"),
         ("a.tsv", b"x\n\xff\n", r"a\.tsv:2: not UTF-8 .*; save the file as UTF-8"),

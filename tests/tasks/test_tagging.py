@@ -5,12 +5,14 @@ import json
 
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from peer_models import PIECES
+from pyarrow import parquet as pq
 
 from bert_jax.config import BertConfig
 from bert_jax.data.tokenization import load_tokenizer, train_tokenizer
@@ -196,6 +198,17 @@ def test_a_header_without_the_columns_is_named(tmp_path):
         Tagging(header=("word", "pos")).read(written(tmp_path, "river NN\n"))
     with pytest.raises(UserError, match="'tokens' and 'tags', and the columns are word, tags"):
         Tagging(header=("word", "tags")).read(written(tmp_path, "river NN\n"), labelled=False)
+
+
+def test_parquet_of_the_hub_gives_the_names_of_its_tags(tmp_path):
+    names = {"feature": {"names": list(ARE_TAGS), "_type": "ClassLabel"}, "_type": "Sequence"}
+    note = json.dumps({"info": {"features": {"ner_tags": names}}})
+    columns = {"tokens": [["river", "house"], ["light"]], "ner_tags": [[0, 1], [2]]}
+    table = pa.table(columns).replace_schema_metadata({"huggingface": note})
+    pq.write_table(table, tmp_path / "a.parquet")
+    first, second = Tagging(tag_column="ner_tags").read(tmp_path / "a.parquet")
+    assert (first.units, first.tags) == (("river", "house"), ("B-LOC", "I-LOC"))
+    assert (second.units, second.tags) == (("light",), ("O",))
 
 
 @pytest.mark.parametrize("name", ["a.conll", "a.jsonl"])
