@@ -355,7 +355,7 @@ def test_vectors_as_arrays(models, objects, said, tmp_path):
         (["next-sentence", "pretrained", "a", "b", "c"], "", "3 texts are given"),
         (["classify", "classify", "a", " "], "", "argument 2: the text is empty"),
         (["classify", "classify", "a", "--input=b"], "", "give texts or --input, not both"),
-        (["classify", "classify", "--input=/none.txt"], "", "/none.txt: No such file"),
+        (["classify", "classify", "--input=/none.txt"], "", "/none.txt: cannot be read"),
         (["embed", "encoder", "a", "--layers=7"], "", "there is no layer 7"),
         (["embed", "encoder", "a", "--format=npy"], "", "give --output=NAME.npy"),
         (["embed", "encoder", "a", "--output=/none/v.npy"], "", "/none/v.npy: No such file"),
@@ -482,7 +482,7 @@ def test_the_help_teaches_with_examples():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("classify", ["a text a line;", ".json by columns"]),
+        ("classify", ["a text a line;", ".parquet by columns"]),
         ("tag", ["where it ends in .txt", ".conll", "where --columns is given", "lists of tokens"]),
         ("answer", ["SQuAD's .json", "a tab and its context"]),
     ],

@@ -57,7 +57,8 @@ KINDS = {
     "tfds": "tfds:NAME, a TFDS data set",
     "docstrings": "docstrings:, the documentation of the Python installed",
 }
-FILE_KINDS = ("text", "jsonl", "parquet")
+FILE_KINDS = {"text": "*.txt", "jsonl": "*.jsonl", "parquet": "*.parquet"}  # and usual names
+_SURE = {".jsonl": "jsonl", ".parquet": "parquet"}  # a .txt may hold anything
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _open(corpus: CorpusConfig, kind: str, where: str) -> tuple[int, Pieces, Par
     if kind == "tfds":
         opened = tfds_source.open_tfds(where, corpus.text_field, corpus.tfds_data_dir)
         return *opened, partial(record_documents, corpus)
-    paths = matching_files(where)
+    paths = matching_files(where, kind)
     if kind == "parquet":
         opened = parquet.open_parquet(paths, corpus.text_field)
         return *opened, partial(record_documents, corpus)
@@ -155,23 +156,30 @@ def pack(pieces: Iterable[tuple[Piece, int]], source: int = 0) -> Iterator[Unit]
         yield Unit(tuple(packed), end - start, source)
 
 
-def matching_files(pattern: str) -> list[Path]:
+def matching_files(pattern: str, kind: str) -> list[Path]:
     """The files that a path or glob names, sorted.
 
     Raises:
-      UserError: there is none, or the path is a directory.
+      UserError: there is none, the path is a directory, or a file is of another kind by its name:
+        Parquet and JSON would pass for text, though not for any that one wants to train on.
     """
     path = Path(os.path.expanduser(pattern))
     if path.is_dir():
-        raise UserError(f"{pattern} is a directory: name its files, such as '{path}/*.txt'")
+        example = path / FILE_KINDS[kind]
+        raise UserError(f"{pattern} is a directory: name its files, such as '{example}'")
     if path.exists():
-        return [path]
-    if not glob.has_magic(pattern):
+        files = [path]
+    elif glob.has_magic(pattern):
+        found = (Path(name) for name in glob.iglob(str(path), recursive=True))
+        files = sorted(file for file in found if file.is_file())
+    else:
         raise UserError(f"{pattern}: no such file")
-    found = (Path(name) for name in glob.iglob(str(path), recursive=True))
-    files = sorted(file for file in found if file.is_file())
     if not files:
         raise UserError(f"{pattern}: no file matches")
+    for file in files:
+        named = _SURE.get(compressed.kind(file), kind)
+        if named != kind:
+            raise UserError(f"{file} is {named} by its name, not {kind}: write {named}:{pattern}")
     return files
 
 

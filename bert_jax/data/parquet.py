@@ -97,8 +97,10 @@ def _opened(path: Path) -> "Iterator[ParquetFile]":
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: a text is not UTF-8 ({error.reason})") from error
     except (OSError, pyarrow.ArrowException) as error:
-        damage = f"not a Parquet file, or a damaged one ({' '.join(str(error).split())})"
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or damage}") from error
+        if reason := getattr(error, "strerror", None):
+            raise UserError(f"{path}: cannot be read: {reason}") from error
+        said = " ".join(str(error).split())
+        raise UserError(f"{path}: not a Parquet file, or a damaged one ({said})") from error
 
 
 def _check_column(path: Path, schema: "pyarrow.Schema", text_field: str) -> None:

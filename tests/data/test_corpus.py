@@ -373,7 +373,10 @@ print(words, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
         ("text:{folder}/false.gz + tfds:", "source 'tfds:': write it as tfds:NAME"),
         ("text:{folder}/false.gz + jsonl:{folder}/none", "none: no such file"),
         ("jsonl:{folder}/*.jsonl", "no file matches"),
-        ("text:{folder}", "is a directory"),
+        ("text:{folder}", r"is a directory: name its files, such as '.*/\*\.txt'"),
+        ("parquet:{folder}", r"is a directory: name its files, such as '.*/\*\.parquet'"),
+        ("text:{folder}/*", r"a\.jsonl\.xz is jsonl by its name, not text: write jsonl:.*/\*$"),
+        ("jsonl:{folder}/b.parquet", "b.parquet is parquet by its name, not jsonl: write parquet:"),
         ("text:{folder}/false.gz", r"false.gz: not a \.gz file"),
         ("text:{folder}/cut.gz", r"cut.gz: the \.gz file is cut short"),
         ("text:{folder}/damaged.gz", r"damaged.gz: not a \.gz file, or a damaged one"),
@@ -383,6 +386,8 @@ print(words, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_bad_sources_are_one_line(tmp_path: Path, source: str, message: str) -> None:
     packed = gzip.compress(bytes(range(256)) * 100)
     write(tmp_path / "false.gz", "plain text")
+    write(tmp_path / "a.jsonl.xz", "")
+    write(tmp_path / "b.parquet", "")
     write(tmp_path / "cut.gz", packed[:-20])
     write(tmp_path / "damaged.gz", packed[:20] + b"\xff" * 20 + packed[40:])
     with pytest.raises(UserError, match=message) as caught:

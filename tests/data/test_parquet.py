@@ -182,7 +182,7 @@ def test_a_note_that_says_nothing_of_classes_changes_nothing(tmp_path: Path, not
     [
         (b"", "not a Parquet file, or a damaged one"),
         (b"text,label\na,1\n", "not a Parquet file, or a damaged one"),
-        (None, "No such file or directory"),
+        (None, "cannot be read: No such file or directory"),
     ],
 )
 def test_what_is_no_parquet_is_told_in_a_line(
