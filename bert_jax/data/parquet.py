@@ -32,7 +32,7 @@ def open_parquet(paths: Sequence[Path], text_field: str) -> tuple[int, Pieces]:
       text_field: the column of the text.
 
     Raises:
-      UserError: a file that cannot be read or is no Parquet, or that has no text in that column.
+      UserError: as `_opened`; or a file has no text in that column.
     """
     for path in paths:
         with _opened(path) as file:
@@ -47,13 +47,9 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     names, None where a class is not known (-1).
 
     Raises:
-      UserError: the file cannot be read or is no Parquet, two columns have one name, a text is not
-        UTF-8.
+      UserError: as `_opened`.
     """
     with _opened(path) as file:
-        names = file.schema_arrow.names
-        if len(set(names)) < len(names):
-            raise UserError(f"{path}: the header names a column twice: {', '.join(names)}")
         classes = _classes(file.schema_arrow.metadata or {})
         batches = file.iter_batches(_ROWS, use_threads=False)
         rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
@@ -82,18 +78,22 @@ def _pieces(paths: Sequence[Path], text_field: str) -> Iterator[tuple[Piece, int
 
 @contextmanager
 def _opened(path: Path) -> "Iterator[ParquetFile]":
-    """A Parquet file.
+    """A Parquet file whose columns have names of their own.
 
     Raises:
-      UserError: it cannot be read, is no Parquet or damaged, or a text that is asked for as one is
-        not UTF-8.
+      UserError: two columns have one name; the file cannot be read, is no Parquet or damaged; or,
+        in here, a text that is asked for as one is not UTF-8.
     """
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     try:
         with path.open("rb") as raw:
-            yield ParquetFile(raw, buffer_size=_BUFFER, pre_buffer=False)
+            file = ParquetFile(raw, buffer_size=_BUFFER, pre_buffer=False)
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise UserError(f"{path}: two columns have the same name: {', '.join(names)}")
+            yield file
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: a text is not UTF-8 ({error.reason})") from error
     except (OSError, pyarrow.ArrowException) as error:
@@ -104,9 +104,9 @@ def _opened(path: Path) -> "Iterator[ParquetFile]":
 
 
 def _check_column(path: Path, schema: "pyarrow.Schema", text_field: str) -> None:
-    """Refuse a file that has no text in a column of that name, once."""
+    """Refuse a file that has no text in a column of that name."""
     texts = [column.name for column in schema if _is_text(column.type)]
-    if texts.count(text_field) != 1 or schema.names.count(text_field) != 1:
+    if text_field not in texts:
         raise UserError(
             f"{path}: no text in a column {text_field!r}; there is text in "
             f"{', '.join(map(repr, texts)) or 'none'}: choose one with text_field"

@@ -104,10 +104,6 @@ def test_a_file_without_the_column_is_named_before_any_work(tmp_path: Path) -> N
         open_source(CorpusConfig(source=f"parquet:{tmp_path}/*"))
     with pytest.raises(UserError, match=r"a\.parquet: no text in a column 'body'"):
         open_source(CorpusConfig(source=f"parquet:{tmp_path}/*", text_field="body"))
-    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
-    pq.write_table(twice, tmp_path / "c.parquet")
-    with pytest.raises(UserError, match=r"c\.parquet: no text in a column 'text'|names a column"):
-        open_source(CorpusConfig(source=f"parquet:{tmp_path}/c.parquet"))
 
 
 @pytest.mark.slow
@@ -199,8 +195,11 @@ def test_what_is_no_parquet_is_told_in_a_line(
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
     pq.write_table(twice, tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="names a column twice: text, text"):
+    told = r"a\.parquet: two columns have the same name: text, text"
+    with pytest.raises(UserError, match=told):
         list(parquet_rows(tmp_path / "a.parquet"))
+    with pytest.raises(UserError, match=told):
+        open_source(CorpusConfig(source=f"parquet:{tmp_path}/a.parquet"))
 
 
 def test_a_text_that_is_not_utf8_is_told(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 
 import pyarrow as pa
 import pytest
+from compressing import COMPRESS
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
@@ -100,11 +101,11 @@ def test_csv_reads_what_csv_writes(tmp_path_factory, values):
     assert rows(path) == [{"one": one, "two": two} for one, two in values]
 
 
-def test_jsonl_keeps_types_and_may_be_compressed(tmp_path):
-    path = tmp_path / "a.jsonl.gz"
-    with gzip.open(path, "wt") as file:
-        file.write(json.dumps({"text": "a\nb", "label": [0.5, 1]}) + "\n\n")
-    assert rows(path) == [{"text": "a\nb", "label": [0.5, 1]}]
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_jsonl_keeps_types_and_may_be_compressed(tmp_path, ending):
+    line = json.dumps({"text": "a\nb\u00e9", "label": [0.5, 1]}, ensure_ascii=False) + "\n\n"
+    (tmp_path / f"a.jsonl{ending}").write_bytes(COMPRESS[ending](line.encode()))
+    assert rows(tmp_path / f"a.jsonl{ending}") == [{"text": "a\nb\u00e9", "label": [0.5, 1]}]
 
 
 def test_a_long_document_is_read_from_every_kind_of_file(tmp_path):
