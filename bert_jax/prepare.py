@@ -279,6 +279,8 @@ def _parser() -> Parser:
             takes |= {"type": type(spec.default), "metavar": spec.name.upper()}
         if spec.metadata["choices"]:
             takes |= {"choices": spec.metadata["choices"], "metavar": None}
+        if spec.name == "source":
+            takes |= {"action": "append", "default": []}  # given twice, both are meant
         parser.add_argument(f"--{spec.name}", **takes)
     parser.add_argument(
         "--vocab_size",
@@ -335,6 +337,7 @@ def main() -> None:
     vocab_size = options.pop("vocab_size")
     if workers is not None and workers < 1:
         raise UserError(f"--workers={workers}: must be at least 1")
+    options["source"] = " + ".join(options["source"] or [CorpusConfig().source])
     corpus = CorpusConfig(**options)
     output = output or default_directory(corpus, vocab_size)
     try:

@@ -445,6 +445,11 @@ def test_help_tells_every_setting() -> None:
     assert "python -m bert_jax.prepare --source='text:books/*.txt'" in told
 
 
+def test_a_source_that_is_given_twice_is_two(tmp_path: Path) -> None:
+    told = command(f"--output={tmp_path / 'out'}", "--source=text:one.txt", "--source=docstrings:")
+    assert (told.returncode, told.stderr) == (2, "error: one.txt: no such file\n")
+
+
 def test_the_next_command_can_be_pasted(tmp_path: Path) -> None:
     corpus, output = write_lines(tmp_path / "corpus.txt", make_documents(40)), tmp_path / "ko wp"
     flags = (f"--source={corpus.source}", "--sentences=lines", "--vocab_size=200")
