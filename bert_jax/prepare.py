@@ -24,7 +24,7 @@ from typing import Any
 
 from bert_jax.config import BertConfig, Config, CorpusConfig
 from bert_jax.data import shards
-from bert_jax.data.corpus import FILE_KINDS, named_sources, open_source
+from bert_jax.data.corpus import BETWEEN_SOURCES, FILE_KINDS, named_sources, open_source
 from bert_jax.data.corpus_vocabulary import digest, given_vocabulary, make_vocabulary, new_pieces
 from bert_jax.data.preparation import (
     Workspace,
@@ -337,7 +337,7 @@ def main() -> None:
     vocab_size = options.pop("vocab_size")
     if workers is not None and workers < 1:
         raise UserError(f"--workers={workers}: must be at least 1")
-    options["source"] = " + ".join(options["source"] or [CorpusConfig().source])
+    options["source"] = BETWEEN_SOURCES.join(options["source"] or [CorpusConfig().source])
     corpus = CorpusConfig(**options)
     output = output or default_directory(corpus, vocab_size)
     try:

@@ -58,6 +58,15 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
             f"{path}: the {ending} file is cut short; fetch or write it again"
         ) from error
     except (OSError, zlib.error, lzma.LZMAError) as error:
-        if reason := getattr(error, "strerror", None):
-            raise UserError(f"{path}: cannot be read: {reason}") from error
-        raise UserError(f"{path}: not a {ending} file, or a damaged one ({error})") from error
+        raise unreadable(path, ending, error) from error
+
+
+def unreadable(path: Path, kind: str, error: Exception) -> UserError:
+    """What to say of a file of some kind whose reading raised an error, in a line.
+
+    An error of the system has a reason; a library's means that the file is damaged or no such file.
+    """
+    if reason := getattr(error, "strerror", None):
+        return UserError(f"{path}: cannot be read: {reason}")
+    said = " ".join(str(error).split())
+    return UserError(f"{path}: not a {kind} file, or a damaged one ({said})")

@@ -48,7 +48,8 @@ MAX_JSON_LINE = 2**28  # bytes; a longer line of JSON is skipped and counted
 # Of a Wikipedia, as sentencex has them; to one that it lacks it applies the rules of English.
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
 
-_NEXT_SOURCE = re.compile(r" \+ (?=[a-z]+:)")
+BETWEEN_SOURCES = " + "
+_NEXT_SOURCE = re.compile(re.escape(BETWEEN_SOURCES) + "(?=[a-z]+:)")
 
 KINDS = {
     "text": "text:GLOB, plain text",

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert_jax.data.compressed import unreadable
 from bert_jax.data.documents import Piece, Pieces
 from bert_jax.errors import UserError
 
@@ -97,10 +98,7 @@ def _opened(path: Path) -> "Iterator[ParquetFile]":
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: a text is not UTF-8 ({error.reason})") from error
     except (OSError, pyarrow.ArrowException) as error:
-        if reason := getattr(error, "strerror", None):
-            raise UserError(f"{path}: cannot be read: {reason}") from error
-        said = " ".join(str(error).split())
-        raise UserError(f"{path}: not a Parquet file, or a damaged one ({said})") from error
+        raise unreadable(path, "Parquet", error) from error
 
 
 def _check_column(path: Path, schema: "pyarrow.Schema", text_field: str) -> None:

@@ -11,11 +11,9 @@ from typing import TextIO
 
 from bert_jax.data.compressed import kind
 from bert_jax.errors import UserError
-from bert_jax.tasks.tables import numbered_lines, opened, read_rows, text_field
+from bert_jax.tasks.tables import TABLES, numbered_lines, opened, read_rows, text_field
 
 Texts = tuple[str, tuple[str, ...]]
-# Files of named columns; of all others each line is a text, or texts with tabs between them.
-TABLES = (".tsv", ".csv", ".jsonl", ".json", ".parquet")
 
 
 def from_arguments(arguments: Sequence[str], columns: Sequence[str]) -> Iterator[Texts]:

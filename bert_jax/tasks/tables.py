@@ -86,16 +86,15 @@ def read_rows(
     if str(path).startswith(_TFDS):
         yield from tfds_rows(str(path).removeprefix(_TFDS))
         return
-    readers = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl, ".json": _json}
     ending = compressed.kind(path)
     if ending == ".parquet":
         yield from parquet_rows(path)
         return
-    if ending not in readers:
-        endings, more = ", ".join(readers), ", ".join(compressed.ENDINGS)
+    if ending not in _READERS:
+        endings, more = ", ".join(_READERS), ", ".join(compressed.ENDINGS)
         raise UserError(f"{path}: must end in {endings} (and {more} if compressed), or in .parquet")
     with opened(path) as lines:
-        yield from readers[ending](path, lines, header, refuse)
+        yield from _READERS[ending](path, lines, header, refuse)
 
 
 def field(row: Row, name: str, where: str) -> Any:
@@ -275,3 +274,7 @@ def _named(
                     f"{', '.join(names)}"
                 )
             )
+
+
+_READERS = {".tsv": _tsv, ".csv": _csv, ".jsonl": _jsonl, ".json": _json}
+TABLES = (*_READERS, ".parquet")  # endings of the files that `read_rows` takes

@@ -3,9 +3,6 @@
 import gzip
 import io
 import json
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,14 +11,13 @@ from compressing import COMPRESS
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
+from small_corpus import read, read_apart
 
 from bert_jax.config import CorpusConfig
 from bert_jax.data import corpus as corpus_module
-from bert_jax.data.corpus import Source, cut_json, cut_text, open_source, pack
+from bert_jax.data.corpus import cut_json, cut_text, open_source, pack
 from bert_jax.data.documents import (
     MAX_SENTENCE,
-    Counts,
-    Document,
     Piece,
     Unit,
     json_documents,
@@ -29,21 +25,6 @@ from bert_jax.data.documents import (
 )
 from bert_jax.data.workers import worker_pool
 from bert_jax.errors import UserError
-
-
-def read(source: str, **settings) -> tuple[list[Document], Counts]:
-    return everything(open_source(CorpusConfig(source=source, **settings)))
-
-
-def everything(source: Source) -> tuple[list[Document], Counts]:
-    documents, counts, progress = [], Counter(), 0
-    for unit in source.units():
-        more, counted = source.documents(unit)
-        documents += more
-        counts += counted
-        progress += unit.progress
-    assert progress == source.total_bytes
-    return documents, counts
 
 
 def write(path: Path, data: str | bytes) -> Path:
@@ -339,23 +320,9 @@ def test_lines_too_long_to_hold_are_cut_or_skipped_and_counted(
 @pytest.mark.slow
 def test_a_line_of_100_megabytes_takes_little_memory(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"No end in sight " * (100 * 2**20 // 16))
-    program = f"""
-import resource
-from bert_jax.config import CorpusConfig
-from bert_jax.data.corpus import open_source
-source = open_source(CorpusConfig(source={f"text:{path}"!r}))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-words = sum(
-    len(s.split()) for u in source.units() for d in source.documents(u)[0] for s in d
-)
-print(words, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    words, kibibytes = map(int, done.stdout.split())
-    assert words == 4 * 100 * 2**20 // 16
-    assert kibibytes < 60 * 1024
+    reading = read_apart(f"text:{path}", "split")
+    assert reading.words == 4 * 100 * 2**20 // 16
+    assert reading.kibibytes < 60 * 1024
 
 
 # Bad input

@@ -2,48 +2,20 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from fuzzing import INPUTS, damaged, fuzz, hostile_text, refused
+from parquet_files import hub_file, write
 from pyarrow import parquet as pq
+from small_corpus import read, read_apart
 
 from bert_jax.config import CorpusConfig
 from bert_jax.data.corpus import open_source
-from bert_jax.data.documents import Document
 from bert_jax.data.parquet import parquet_rows
 from bert_jax.errors import UserError
-
-
-def read(source: str, **settings: Any) -> tuple[list[Document], dict[str, int]]:
-    documents, counts, progress = [], {}, 0
-    opened = open_source(CorpusConfig(source=source, **settings))
-    for unit in opened.units():
-        found, counted = opened.documents(unit)
-        documents += found
-        counts |= counted
-        progress += unit.progress
-    assert progress == opened.total_bytes
-    return documents, counts
-
-
-def write(path: Path, columns: dict[str, Any], **settings: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path, **settings)
-    return path
-
-
-def hub_file(path: Path, columns: dict[str, Any], features: dict[str, Any]) -> Path:
-    """As `datasets` writes a file: what the columns are is a note in the schema."""
-    note = json.dumps({"info": {"features": features}})
-    table = pa.table(columns).replace_schema_metadata({"huggingface": note})
-    pq.write_table(table, path)
-    return path
-
 
 # Text to pretrain on
 
@@ -111,21 +83,9 @@ def test_memory_is_that_of_some_rows_whatever_a_row_group_holds(tmp_path: Path) 
     draw = random.Random(0)
     texts = [draw.randbytes(2000).hex() for _ in range(50_000)]  # 200 MB, and no two alike
     path = write(tmp_path / "a.parquet", {"text": texts, "n": texts}, row_group_size=len(texts))
-    program = f"""
-import resource
-from bert_jax.config import CorpusConfig
-from bert_jax.data.corpus import open_source
-source = open_source(CorpusConfig(source={f"parquet:{path}"!r}, sentences="lines"))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-documents = sum(len(source.documents(unit)[0]) for unit in source.units())
-print(documents, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    documents, kibibytes = map(int, done.stdout.split())
-    assert documents == 50_000
-    assert kibibytes < 64 * 1024
+    reading = read_apart(f"parquet:{path}", "lines")
+    assert reading.documents == 50_000
+    assert reading.kibibytes < 64 * 1024
 
 
 # Rows of examples

@@ -14,10 +14,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
 import pytest
+from small_corpus import read as read_source
 
-from bert_jax.config import CorpusConfig
 from bert_jax.data import tfds_source
-from bert_jax.data.corpus import open_source
 from bert_jax.data.documents import Document
 from bert_jax.errors import UserError
 
@@ -52,13 +51,7 @@ def tfds_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(name: str, **settings: Any) -> list[Document]:
-    source = open_source(CorpusConfig(source=f"tfds:{name}", **settings))
-    documents, progress = [], 0
-    for unit in source.units():
-        documents += source.documents(unit)[0]
-        progress += unit.progress
-    assert progress == source.total_bytes > 0
-    return documents
+    return read_source(f"tfds:{name}", **settings)[0]
 
 
 def test_train_split_is_read_whole_and_in_order(tfds_folder: Path) -> None:

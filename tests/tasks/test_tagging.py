@@ -5,14 +5,13 @@ import json
 
 import jax.numpy as jnp
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from parquet_files import hub_file
 from peer_models import PIECES
-from pyarrow import parquet as pq
 
 from bert_jax.config import BertConfig
 from bert_jax.data.tokenization import load_tokenizer, train_tokenizer
@@ -202,11 +201,9 @@ def test_a_header_without_the_columns_is_named(tmp_path):
 
 def test_parquet_of_the_hub_gives_the_names_of_its_tags(tmp_path):
     names = {"feature": {"names": list(ARE_TAGS), "_type": "ClassLabel"}, "_type": "Sequence"}
-    note = json.dumps({"info": {"features": {"ner_tags": names}}})
     columns = {"tokens": [["river", "house"], ["light"]], "ner_tags": [[0, 1], [2]]}
-    table = pa.table(columns).replace_schema_metadata({"huggingface": note})
-    pq.write_table(table, tmp_path / "a.parquet")
-    first, second = Tagging(tag_column="ner_tags").read(tmp_path / "a.parquet")
+    path = hub_file(tmp_path / "a.parquet", columns, {"ner_tags": names})
+    first, second = Tagging(tag_column="ner_tags").read(path)
     assert (first.units, first.tags) == (("river", "house"), ("B-LOC", "I-LOC"))
     assert (second.units, second.tags) == (("light",), ("O",))
 
