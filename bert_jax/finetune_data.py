@@ -52,7 +52,6 @@ class Computed(NamedTuple):
     """What batches of similar length, or packed ones, come to.
 
     sizes: lengths that batches are padded to, before the encoder packs them if it does.
-    positions: of a step, padding included, in the mean.
     length: of a row, in the mean.
     padding: share of the positions that is padding.
     saved: share of the positions that padding to the longest length would compute in addition.
@@ -60,7 +59,6 @@ class Computed(NamedTuple):
     """
 
     sizes: tuple[int, ...]
-    positions: float
     length: float
     padding: float
     saved: float
@@ -233,7 +231,6 @@ def _computed(train: Sequence[Feature], config: FinetuneConfig, parts: int) -> C
     longest = float(most * sequences.sum())
     return Computed(
         sizes=sizes,
-        positions=positions / len(batches),
         length=length,
         padding=1 - sum(int(feature["attention_mask"].sum()) for feature in train) / positions,
         saved=1 - positions / longest,

@@ -280,12 +280,7 @@ def _train_epoch(
     batches = host_batches(data.train, plan[done:], config, sizes, rows, parts, pad_id)
 
     per_token = training_flops_per_token(config.model, round(data.computed.length), 0)
-    stretch = Stretch(
-        phase=epoch,
-        end=end,
-        tokens=data.computed.positions / config.batch_size,
-        flops=data.computed.positions / config.batch_size * per_token,
-    )
+    stretch = Stretch(phase=epoch, end=end, flops=per_token)
     return train_steps(run, stretch, state, batches, scoring.dev_scores, _evaluation_text)
 
 

@@ -320,12 +320,7 @@ def _train_phase(
 
     predictions = row_predictions(phase, config.data)
     per_token = training_flops_per_token(config.model, phase.seq_len, predictions)
-    stretch = Stretch(
-        phase=index,
-        end=start + phase.steps,
-        tokens=phase.seq_len,
-        flops=phase.seq_len * per_token,
-    )
+    stretch = Stretch(phase=index, end=start + phase.steps, flops=per_token)
     text = functools.partial(evaluation_line, baseline=baseline)
     return train_steps(run, stretch, state, batches, evaluation, text)
 

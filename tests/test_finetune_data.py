@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from small_finetune import small_config, write_model
@@ -15,14 +16,21 @@ from bert_jax.finetune_data import Data, epoch_plan, host_batches, read_data
 from bert_jax.finetuning import finetune
 from bert_jax.interop import load_weights
 from bert_jax.tasks import inference
+from bert_jax.training.metrics import read_metrics
+from bert_jax.training.run_sections import of_kind
+
+
+def write_texts(path: Path, longest: int) -> None:
+    """300 texts of 1 to `longest` words."""
+    lines = [f"{'river ' * (1 + index % longest)}\t{index % 2}" for index in range(300)]
+    path.write_text("\n".join(["text\tlabel", *lines]) + "\n")
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
     """Texts of 1 to 60 words."""
     folder = tmp_path_factory.mktemp("data")
-    lines = [f"{'river ' * (1 + index % 60)}\t{index % 2}" for index in range(300)]
-    (folder / "table.tsv").write_text("\n".join(["text\tlabel", *lines]) + "\n")
+    write_texts(folder / "table.tsv", longest=60)
     config = small_config(write_model(folder / "model"), folder / "table.tsv", folder / "table.tsv")
     config.task.max_length = 64
     return config
@@ -45,8 +53,8 @@ def test_batches_are_padded_to_the_sizes_that_pay(program, sizes, config, monkey
         batches = host_batches(data.train, plan, config, sizes, rows, 1, 0)
         shapes = [batch["input_ids"].shape for batch in batches]
         assert {length for _, length in shapes} == set(sizes)
-    positions = sum(count * length for count, length in shapes)
-    assert data.computed.positions == pytest.approx(positions / len(shapes), rel=0.05)
+    mean = sum(count * length for count, length in shapes) / sum(count for count, _ in shapes)
+    assert data.computed.length == pytest.approx(mean, rel=0.05)
 
 
 @pytest.mark.parametrize(("program", "sizes"), [(0, (8, 16, 24, 32, 48, 64)), (10**9, (64,))])
@@ -67,6 +75,26 @@ def test_a_run_scores_by_these_sizes(config, monkeypatch, tmp_path):
     task = dataclasses.replace(config.task, max_length=32)
     assert finetune(dataclasses.replace(config, task=task, epochs=1), tmp_path / "run")
     assert set(lengths) == {32}
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_runs_speed_is_of_the_positions_that_each_batch_has(
+    packing, config, monkeypatch, tmp_path
+):
+    write_texts(tmp_path / "table.tsv", longest=20)
+    task = dataclasses.replace(config.task, max_length=32, train=str(tmp_path / "table.tsv"))
+    config = dataclasses.replace(config, task=task, packing=packing, epochs=1, batch_size=32)
+    data = read(config, 0, monkeypatch)
+    plan, rows = epoch_plan(data.train, config, 0), np.arange(config.batch_size)
+    parts = jax.device_count()
+    batches = host_batches(data.train, plan, config, data.computed.sizes, rows, parts, 0)
+    positions = [batch["places" if packing else "input_ids"].size for batch in batches]
+    assert len(set(positions)) > 1
+
+    assert finetune(config, tmp_path / "run")
+    records = of_kind(read_metrics(tmp_path / "run"), "train")
+    a_step = [record["tokens_per_second"] / record["steps_per_second"] for record in records]
+    assert a_step == pytest.approx(positions)
 
 
 def test_all_that_is_scored_counts_each_time_that_it_is(config, monkeypatch, tmp_path):

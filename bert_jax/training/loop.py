@@ -70,7 +70,7 @@ def train_steps(
 
     Args:
       run: what the stretches share.
-      stretch: where it ends, and what a row of its batches costs.
+      stretch: where it ends, and what a position of its batches costs.
       state: it is consumed.
       host_batches: this process's rows of the batches, from the state's step on.
       evaluation: from a step and its parameters to the means of the held-out metrics; raises
@@ -113,11 +113,12 @@ def train_steps(
     while step < end and not run.stop_due():
         train_step = _compiled(run, state, batch, seed)
         run.begin("step")
-        rows = len(next(iter(batch.values())))
+        # Packed for fine-tuning, it is computed in the rows of `places`.
+        positions = batch.get("places", batch["input_ids"]).size
         with clock(TRAIN):
             state, metrics, outcome = train_step(state, batch, seed)
             step += 1
-            window.add(step, rows, metrics, outcome)
+            window.add(step, positions, metrics, outcome)
         if step < end:
             with clock("input"):
                 batch = next(batches)

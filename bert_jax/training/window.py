@@ -23,8 +23,7 @@ class Stretch(NamedTuple):
 
     phase: int  # its number, from 0
     end: int  # the run's step at which it ends
-    tokens: float  # positions of a batch's row, padding included
-    flops: float  # of a row
+    flops: float  # of a position, padding or not
 
 
 class Window:
@@ -59,15 +58,15 @@ class Window:
 
     def _restart(self) -> None:
         self._sums: dict[str, list[float]] = {}
-        self._steps = self._skips = self._steps_here = self._rows_here = 0
+        self._steps = self._skips = self._steps_here = self._positions_here = 0
         self._began = {cause: self._clock.seconds[cause] for cause in _STEP_CAUSES}
 
-    def add(self, step: int, rows: int, metrics: Metrics, outcome: Outcome) -> None:
-        """Add a step over a batch of so many rows.
+    def add(self, step: int, positions: int, metrics: Metrics, outcome: Outcome) -> None:
+        """Add a step over a batch of so many positions, padding included.
 
         Waits for the step two before it, so that the host does not run ahead.
         """
-        self._pending.append((step, rows, metrics, outcome))
+        self._pending.append((step, positions, metrics, outcome))
         if len(self._pending) > _STEPS_AHEAD:
             self._count(*self._pending.popleft())
 
@@ -117,7 +116,7 @@ class Window:
         losses = [means[name] for name in ("mlm_loss", "nsp_loss") if name in means]
         spent = {cause: self._clock.seconds[cause] - began for cause, began in self._began.items()}
         seconds = sum(spent.values())
-        rows_per_second = self._rows_here / seconds
+        positions_per_second = self._positions_here / seconds
         return {
             "kind": "train",
             "step": step,
@@ -127,17 +126,17 @@ class Window:
             "grad_norm": norm,
             "skipped": self._skips,
             "steps_per_second": self._steps_here / seconds,
-            "tokens_per_second": stretch.tokens * rows_per_second,
-            "mfu": stretch.flops * rows_per_second / self._peak if self._peak else None,
+            "tokens_per_second": positions_per_second,
+            "mfu": stretch.flops * positions_per_second / self._peak if self._peak else None,
             "input_wait": spent["input"] / seconds,
         }
 
-    def _count(self, step: int, rows: int, metrics: Metrics, outcome: Outcome) -> None:
+    def _count(self, step: int, positions: int, metrics: Metrics, outcome: Outcome) -> None:
         with self._clock(TRAIN):
             metrics, outcome = jax.device_get((metrics, outcome))
         self._steps += 1
         self._steps_here += 1
-        self._rows_here += rows
+        self._positions_here += positions
         if outcome.skipped:
             self._skips += 1
             self.skipped += 1
