@@ -16,8 +16,10 @@ from bert_jax.finetune_data import Data, epoch_plan, host_batches, read_data
 from bert_jax.finetuning import finetune
 from bert_jax.interop import load_weights
 from bert_jax.tasks import inference
+from bert_jax.training import loop
 from bert_jax.training.metrics import read_metrics
 from bert_jax.training.run_sections import of_kind
+from bert_jax.training.state import TrainState
 
 
 def write_texts(path: Path, longest: int) -> None:
@@ -95,6 +97,29 @@ def test_a_runs_speed_is_of_the_positions_that_each_batch_has(
     records = of_kind(read_metrics(tmp_path / "run"), "train")
     a_step = [record["tokens_per_second"] / record["steps_per_second"] for record in records]
     assert a_step == pytest.approx(positions)
+
+
+def test_no_step_is_under_way_while_a_program_is_compiled(config, monkeypatch, tmp_path):
+    """Else its time counts as the compiler's, and the run's speed is too high."""
+    done, taken = [], []
+
+    def compiled(run: loop.Run, state: TrainState, *batch: Any) -> Any:
+        known = len(run.compiled)
+        program = step_of(run, state, *batch)
+        if len(run.compiled) > known:
+            done.append(run.window.state()["steps"])
+            taken.append(int(state.step))
+        return program
+
+    step_of = loop._compiled
+    monkeypatch.setattr(loop, "_compiled", compiled)
+    monkeypatch.setattr(finetune_data, "_PROGRAM", {"cpu": 0})
+    task = dataclasses.replace(config.task, max_length=32)
+    assert finetune(
+        dataclasses.replace(config, task=task, epochs=1, log_every=100), tmp_path / "run"
+    )
+    assert len(taken) > 1
+    assert done == taken
 
 
 def test_all_that_is_scored_counts_each_time_that_it_is(config, monkeypatch, tmp_path):

@@ -162,6 +162,8 @@ def _compiled(
     """The train step for batches of this shape."""
     shape = tuple((name, array.shape) for name, array in batch.items())
     if shape not in run.compiled:
+        # Else the steps that are under way are done meanwhile, in what is told to be compilation.
+        run.window.settle()
         run.begin("compile")
         # Before the first step there is nothing to save, and no reason to wait for the compiler.
         interruptible = nullcontext() if run.compiled else run.ending()
