@@ -42,6 +42,7 @@ REQUIRES = [
 PEERS = [
     "torch>=2.13.0",  # runs the peer model that parity and speed are measured against
     "transformers>=5.23.0",  # that model, and the tokenizers that ours must equal
+    "accelerate>=1.15",  # its Trainer, whose fine-tuning runs ours are timed beside
 ]
 EXTRAS = {
     "tpu": ["jax[tpu]>=0.10.2"],  # libtpu

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import inference, input_pipeline, startup, training_step
+from benchmarks import finetuning, inference, input_pipeline, startup, training_step
 from benchmarks.machine import machine
 from benchmarks.tables import table
 from bert_jax.errors import run_main
@@ -25,6 +25,7 @@ SUITES: dict[str, Callable[[bool], Iterator[dict[str, Any]]]] = {
     "inference": functools.partial(inference.run, "cpu"),
     "gpu-inference": functools.partial(inference.run, "cuda"),
     "startup": startup.run,
+    "finetune": finetuning.run,
 }
 
 

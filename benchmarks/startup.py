@@ -4,84 +4,20 @@ Imports, the first step (compiled anew, or found in the cache) beside PyTorch's,
 more layers scanned or unrolled, and the peaks of `prepare`, `train` and `convert`.
 """
 
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.batches import write_batch
-from benchmarks.contest import ROOT, Contender, Result, contest
+from benchmarks.commands import NEW, Command, in_turns, once
+from benchmarks.contest import Contender, Result, contest
 from benchmarks.input_pipeline import write_text
 from benchmarks.tables import record
 from benchmarks.training_step import COMPILED, mode_name
 
-# Each run of a command has an empty folder in the place of this word.
-NEW = "{new}"
 _CPU = {"JAX_PLATFORMS": "cpu"}
 _COMPILED = _CPU | {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-
-
-@dataclass(frozen=True)
-class Command:
-    """A process to be measured from its start to its end.
-
-    Attributes:
-      name: of its row in the table.
-      arguments: of Python; NEW stands for an empty folder.
-      environment: variables of the process, beside those of this one; NEW as before.
-    """
-
-    name: str
-    arguments: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    def run(self) -> tuple[float, int]:
-        """Seconds, and the peak in bytes of its largest process.
-
-        Raises:
-          RuntimeError: it failed; its messages are on standard error.
-        """
-        with tempfile.TemporaryDirectory() as new:
-            environment = {k: v.replace(NEW, new) for k, v in self.environment.items()}
-            begun = time.perf_counter()
-            process = subprocess.Popen(
-                [sys.executable, *(argument.replace(NEW, new) for argument in self.arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                cwd=ROOT,
-                env=os.environ | environment,
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-            seconds = time.perf_counter() - begun
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise RuntimeError(f"{self.name} ended with code {process.returncode}, see above")
-        return seconds, usage.ru_maxrss << 10
-
-
-def in_turns(own: Sequence[Command], peers: Sequence[Command], rounds: int) -> list[Result]:
-    """Run all once for each round; a peer's ratios are to ours of the same round."""
-    runs = {command.name: [] for command in (*own, *peers)}
-    for _ in range(rounds):
-        for command in (*own, *peers):
-            runs[command.name].append(command.run())
-    seconds = {name: [took for took, _ in measured] for name, measured in runs.items()}
-    rivals = {command.name: seconds[command.name] for command in own}
-    return [
-        Result(
-            command.name,
-            seconds[command.name],
-            {} if command in own else rivals,
-            seconds[command.name][0],
-            max(memory for _, memory in runs[command.name]),
-        )
-        for command in (*own, *peers)
-    ]
 
 
 def imports(rounds: int) -> list[Result]:
@@ -165,11 +101,6 @@ def memory(size: str, text_bytes: int, steps: int, folder: Path) -> list[Result]
     mebibytes = weights.stat().st_size / 2**20
     commands.append(Command(f"convert, {mebibytes:,.0f} MiB of weights", convert, _CPU))
     return in_turns(commands, [], 1)
-
-
-def once(*arguments: str) -> None:
-    """Run Python, for what it leaves."""
-    subprocess.run([sys.executable, *arguments], check=True, cwd=ROOT, stdout=sys.stderr)
 
 
 def run(quick: bool) -> Iterator[dict[str, Any]]:

@@ -20,6 +20,7 @@ SUITES = {
         ([f"ours{packed}, {dtype}" for packed in ("", ", packed") for dtype in DTYPES], 4),
     ],
     "inference": [(["ours, float32", "ours, bfloat16"], 2)],
+    "finetune": [(["ours, compiled", "ours, from the cache"], 1)],
     "input": [(["ours, one thread", "ours, tf.data"], 2), (["ours, prepare"], 1)],
     "startup": [
         (["ours, import", "ours, --help"], 1),
