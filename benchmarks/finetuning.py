@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.batches import VOCAB
 from benchmarks.commands import NEW, Command, in_turns, once
-from benchmarks.contest import DTYPES
+from benchmarks.contest import DTYPES, Result
 from benchmarks.input_pipeline import documents, write_text
 from benchmarks.tables import record
 
@@ -67,7 +67,7 @@ def write_table(file: Path, texts: Iterator[str], pairs: bool, examples: int) ->
     file.write_text("\n".join(lines) + "\n")
 
 
-def measured(case: Case, dtype: str, folder: Path, rounds: int) -> list[Any]:
+def measured(case: Case, dtype: str, folder: Path, rounds: int) -> list[Result]:
     """Of ours in both states of the cache, then of the peer; `folder` has tables and weights."""
     given = {"train": f"{folder}/train.tsv", "dev": f"{folder}/dev.tsv"}
     model = f"{folder}/{case.size}"
