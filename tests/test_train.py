@@ -203,18 +203,19 @@ def packing_config(shards: Path, packing: bool) -> Config:
 @pytest.fixture(scope="module")
 def packed_run(shards, tmp_path_factory) -> Path:
     """A run on packed batches, of two shapes and fewer rows than sequences."""
-    directory, rows = tmp_path_factory.mktemp("packed") / "run", []
-    add = Window.add
+    directory, computed = tmp_path_factory.mktemp("packed") / "run", []
+    add, config = Window.add, packing_config(shards, packing=True)
 
-    def note(self, step, count, metrics, outcome):
-        rows.append(count)
-        add(self, step, count, metrics, outcome)
+    def note(self, step, positions, metrics, outcome):
+        computed.append(positions)
+        add(self, step, positions, metrics, outcome)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Window, "add", note)
-        assert train(packing_config(shards, packing=True), directory)
-    assert len(set(rows)) == 2
-    assert max(rows) < 16
+        assert train(config, directory)
+    assert len(set(computed)) == 2
+    (phase,) = config.phases
+    assert max(computed) < phase.batch_size * phase.seq_len
     return directory
 
 
