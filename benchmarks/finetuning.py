@@ -9,6 +9,7 @@ sentences of a pair.
 import itertools
 import json
 import random
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +22,6 @@ from benchmarks.input_pipeline import documents, write_text
 from benchmarks.tables import record
 
 EPOCHS = 3
-_SAVE = """
-import sys
-from transformers import AutoTokenizer, BertForPreTraining
-from benchmarks.peers import peer_config
-
-BertForPreTraining(peer_config(sys.argv[1])).save_pretrained(sys.argv[2])
-AutoTokenizer.from_pretrained(sys.argv[3]).save_pretrained(sys.argv[2])
-"""
 
 
 class Case(NamedTuple):
@@ -63,7 +56,8 @@ def write_table(file: Path, texts: Iterator[str], pairs: bool, examples: int) ->
         parts = [next(long_enough), next(long_enough)] if pairs else next(long_enough).split()
         if not label:
             draw.shuffle(parts)
-        lines.append("\t".join([*parts, str(label)] if pairs else [" ".join(parts), str(label)]))
+        texts_of_row = parts if pairs else [" ".join(parts)]
+        lines.append("\t".join([*texts_of_row, str(label)]))
     file.write_text("\n".join(lines) + "\n")
 
 
@@ -77,13 +71,10 @@ def measured(case: Case, dtype: str, folder: Path, rounds: int) -> list[Result]:
         *(f"--config.task.{name}={file}" for name, file in given.items()),
         f"--config.model.dtype={dtype}",
     ]
+    caches = {"ours, compiled": NEW, "ours, from the cache": f"{folder}/cache-{dtype}"}
     own = [
-        Command("ours, compiled", ours, {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": NEW}),
-        Command(
-            "ours, from the cache",
-            ours,
-            {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": f"{folder}/cache-{dtype}"},
-        ),
+        Command(name, ours, {"JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": cache})
+        for name, cache in caches.items()
     ]
     own[1].run()  # fills it
     settings = given | {"model": model, "dtype": dtype, "epochs": EPOCHS, "output": f"{NEW}/run"}
@@ -101,7 +92,9 @@ def run(quick: bool) -> Iterator[dict[str, Any]]:
             *(f"--output={folder}/shards", f"--vocab_size={2_000 if quick else VOCAB}"),
         )
         for case in QUICK_CASES if quick else CASES:
-            once("-c", _SAVE, case.size, f"{folder}/{case.size}", f"{folder}/shards/tokenizer")
+            # Both of the two load the vocabulary that lies beside the weights.
+            shutil.copytree(folder / "shards/tokenizer", folder / case.size)
+            once("-m", "benchmarks.peers", case.size, f"{folder}/{case.size}")
             texts = sentences()
             write_table(folder / "train.tsv", texts, case.pairs, case.examples)
             write_table(folder / "dev.tsv", texts, case.pairs, case.examples // 10)

@@ -1,4 +1,9 @@
-"""What the peers in PyTorch are made of."""
+"""What the peers in PyTorch are made of.
+
+python -m benchmarks.peers SIZE DIRECTORY writes random weights of a size, as `transformers` does.
+"""
+
+import sys
 
 import transformers
 
@@ -14,3 +19,7 @@ def peer_config(size: str) -> transformers.BertConfig:
         num_attention_heads=sizes.num_attention_heads,
         intermediate_size=sizes.intermediate_size,
     )
+
+
+if __name__ == "__main__":
+    transformers.BertForPreTraining(peer_config(sys.argv[1])).save_pretrained(sys.argv[2])

@@ -91,12 +91,7 @@ def memory(size: str, text_bytes: int, steps: int, folder: Path) -> list[Result]
     train = ["-m", "bert_jax.train", "--config=tiny", *model, *few, f"--workdir={NEW}/run"]
     commands.append(Command("train, tiny", train, _CPU))
     weights = folder / "published/model.safetensors"
-    save = (
-        "import sys; from transformers import BertForPreTraining; "
-        "from benchmarks.peers import peer_config; "
-        "BertForPreTraining(peer_config(sys.argv[1])).save_pretrained(sys.argv[2])"
-    )
-    once("-c", save, size, str(weights.parent))
+    once("-m", "benchmarks.peers", size, str(weights.parent))
     convert = ["-m", "bert_jax.convert", str(weights.parent), f"{NEW}/ours", "--to=bert_jax"]
     mebibytes = weights.stat().st_size / 2**20
     commands.append(Command(f"convert, {mebibytes:,.0f} MiB of weights", convert, _CPU))
