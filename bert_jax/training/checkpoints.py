@@ -6,7 +6,9 @@ and moved to `checkpoints/damaged`; it is never deleted.
 """
 
 import errno
+import itertools
 import logging
+import mmap
 import os
 import re
 import shutil
@@ -38,6 +40,8 @@ _MIN_PART_BYTES = 1 << 16
 # A week: how long a save may take is for the watchdog to say. Orbax by itself gives up after twenty
 # minutes.
 _SAVE_SECONDS = 7 * 24 * 3600
+# Bytes: XLA takes what begins at a multiple of them as an array of a CPU, and copies other memory.
+_ALIGNMENT = 64
 
 State = TypeVar("State")  # a tree of arrays
 _print_unraisable = sys.unraisablehook
@@ -102,7 +106,8 @@ class Checkpoints:
             self._check_room(state)
             # Computed while the state is copied, and fetched when that is written.
             self._pending = step, _described(state), fingerprints(state), window
-            self._checkpointer.save(self._path(step), args=ocp.args.PyTreeSave(state))
+            arguments = ocp.args.PyTreeSave(_apart(state))
+            self._checkpointer.save(self._path(step), args=arguments)
         except Exception as error:
             raise self._failure(error) from error
         self._newest = step
@@ -268,9 +273,10 @@ class Checkpoints:
         self._newest = None
         kept = saved_steps(self._folder)
         held = f"the newest one that is whole is step {max(kept)}" if kept else "there is none yet"
-        refused = isinstance(error, OSError) and error.errno in _FORBIDDEN
-        forbidden = refused or "PERMISSION_DENIED" in str(error)  # TensorStore's
-        mend = "let it be written to" if forbidden else "free some disk space"
+        number = error.errno if isinstance(error, OSError) else None
+        forbidden = number in _FORBIDDEN or "PERMISSION_DENIED" in str(error)  # TensorStore's
+        room = "memory" if number == errno.ENOMEM else "disk space"
+        mend = "let it be written to" if forbidden else f"free some {room}"
         return UserError(
             f"{self._folder}: a checkpoint could not be written ({first_line(error)}); {held}; "
             f"{mend} and start the same command again"
@@ -287,6 +293,32 @@ def saved_steps(folder: Path) -> list[int]:
 def _handlers() -> ocp.type_handlers.TypeHandlerRegistry:
     handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_MIN_PART_BYTES)
     return ocp.type_handlers.create_type_handler_registry((jax.Array, handler))
+
+
+def _apart(state: State) -> State:
+    """Of a CPU a copy, in memory that goes back to the system when all of it is written.
+
+    There Orbax writes the state from where it lies: the next step could not take that memory over,
+    and would make the state anew, elsewhere, while glibc keeps what it was in. From other devices
+    Orbax copies by itself.
+    """
+    if jax.default_backend() != "cpu":
+        return state
+    shards = [shard.data for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
+    ends = list(itertools.accumulate(-(-shard.nbytes // _ALIGNMENT) for shard in shards))
+    memory = mmap.mmap(-1, ends[-1] * _ALIGNMENT)
+    starts = iter([0, *ends])
+
+    def copied(shard: jax.Array) -> jax.Array:
+        copy = np.ndarray(shard.shape, shard.dtype, memory, next(starts) * _ALIGNMENT)
+        np.copyto(copy, np.asarray(shard))
+        return jax.device_put(copy, shard.device, may_alias=True)
+
+    def whole(leaf: jax.Array) -> jax.Array:
+        parts = [copied(shard.data) for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+
+    return jax.tree.map(whole, state)
 
 
 def _described(tree: Any) -> dict[str, dict[str, Any]]:

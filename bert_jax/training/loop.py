@@ -116,9 +116,7 @@ def train_steps(
         # Packed for fine-tuning, it is computed in the rows of `places`.
         positions = batch.get("places", batch["input_ids"]).size
         with clock(TRAIN):
-            before = state
-            state, metrics, outcome = train_step(before, batch, seed)
-            _free(before)
+            state, metrics, outcome = train_step(state, batch, seed)
             step += 1
             window.add(step, positions, metrics, outcome)
         if step < end:
@@ -136,15 +134,6 @@ def train_steps(
         if best or (is_due(config.checkpoint_every) and not window.in_row):
             save_checkpoint(run, state, step)
     return state
-
-
-def _free(state: TrainState) -> None:
-    """Free what a step left of the state before it, which callers may hold on.
-
-    A state that a checkpoint has read is copied by the next step on a CPU, and not taken over.
-    """
-    for leaf in jax.tree.leaves(state):
-        leaf.delete()
 
 
 def _tell_metrics(
