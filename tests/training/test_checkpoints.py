@@ -47,6 +47,7 @@ checkpoints.save(state[:1], 1, {})
 checkpoints._checkpointer.wait_until_finished()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 checkpoints.save(state, 2, {})
+state = jax.jit(lambda tree: [leaf + 1 for leaf in tree], donate_argnums=0)(state)
 checkpoints.close()
 grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 print(grown << 10, sum(leaf.nbytes for leaf in state))
@@ -363,7 +364,7 @@ def test_arrays_that_do_not_fit_the_model_are_named(run, capfd, change, told):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is counted in other units")
-def test_what_is_written_is_not_held_in_memory_a_second_time(tmp_path):
+def test_what_is_written_is_held_in_memory_once_beside_the_state(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _SAVES_THEN_COUNTS_BYTES, str(tmp_path)],
         capture_output=True,
@@ -371,7 +372,7 @@ def test_what_is_written_is_not_held_in_memory_a_second_time(tmp_path):
         check=True,
     )
     grown, state = map(int, done.stdout.split())
-    assert grown < state / 2
+    assert grown < 1.5 * state
 
 
 # --- A full disk
