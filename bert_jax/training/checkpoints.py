@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -304,21 +305,26 @@ def _apart(state: State) -> State:
     """
     if jax.default_backend() != "cpu":
         return state
-    shards = [shard.data for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
-    ends = list(itertools.accumulate(-(-shard.nbytes // _ALIGNMENT) for shard in shards))
-    memory = mmap.mmap(-1, ends[-1] * _ALIGNMENT)
-    starts = iter([0, *ends])
+    leaves, tree = jax.tree.flatten(state)
+    shards = [[shard.data for shard in leaf.addressable_shards] for leaf in leaves]
+    sizes = [-(-shard.nbytes // _ALIGNMENT) for shard in itertools.chain(*shards)]
+    starts = [0, *itertools.accumulate(sizes)]
+    memory = mmap.mmap(-1, starts[-1] * _ALIGNMENT)
 
-    def copied(shard: jax.Array) -> jax.Array:
-        copy = np.ndarray(shard.shape, shard.dtype, memory, next(starts) * _ALIGNMENT)
+    def copied(shard: jax.Array, start: int) -> jax.Array:
+        copy = np.ndarray(shard.shape, shard.dtype, memory, start * _ALIGNMENT)
         np.copyto(copy, np.asarray(shard))
         return jax.device_put(copy, shard.device, may_alias=True)
 
-    def whole(leaf: jax.Array) -> jax.Array:
-        parts = [copied(shard.data) for shard in leaf.addressable_shards]
-        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
-
-    return jax.tree.map(whole, state)
+    with ThreadPoolExecutor() as pool:
+        copies = pool.map(copied, itertools.chain(*shards), starts)
+    whole = [
+        jax.make_array_from_single_device_arrays(
+            leaf.shape, leaf.sharding, [*itertools.islice(copies, len(parts))]
+        )
+        for leaf, parts in zip(leaves, shards, strict=True)
+    ]
+    return jax.tree.unflatten(tree, whole)
 
 
 def _described(tree: Any) -> dict[str, dict[str, Any]]:
