@@ -1,7 +1,9 @@
 """On a CPU a state is written from a copy, which is given back when all of it is written."""
 
+import errno
 import gc
 import mmap
+import os
 import weakref
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from bert_jax.errors import UserError
 from bert_jax.training.checkpoints import Checkpoints
 
 
@@ -68,3 +71,12 @@ def test_its_memory_is_given_back_when_it_is_written(state, tmp_path, monkeypatc
     jax.device_put(0)  # JAX lets go of what it was lent in the next call
     gc.collect()
     assert [memory() for memory in taken] == [None]
+
+
+def test_a_memory_without_room_for_it_is_no_full_disk(state, tmp_path, monkeypatch):
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(UserError, match=r"allocate memory\); there is none yet; free some memory"):
+        Checkpoints(tmp_path, 1).save(state, 7, {})
