@@ -58,8 +58,8 @@ def test_the_next_step_takes_over_a_state_that_is_being_written(state, tmp_path,
 def test_its_memory_is_given_back_when_it_is_written(state, tmp_path, monkeypatch):
     checkpoints, taken = Checkpoints(tmp_path, 1), []
 
-    def take(*args: int) -> mmap.mmap:
-        memory = mmap_of_system(*args)
+    def take(*args: int, **flags: int) -> mmap.mmap:
+        memory = mmap_of_system(*args, **flags)
         taken.append(weakref.ref(memory))
         return memory
 
@@ -74,7 +74,7 @@ def test_its_memory_is_given_back_when_it_is_written(state, tmp_path, monkeypatc
 
 
 def test_a_memory_without_room_for_it_is_no_full_disk(state, tmp_path, monkeypatch):
-    def refuse(*_: int) -> None:
+    def refuse(*_: int, **__: int) -> None:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     monkeypatch.setattr(mmap, "mmap", refuse)
