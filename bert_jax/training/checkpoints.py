@@ -305,10 +305,8 @@ def _apart(state: State) -> State:
     """
     if jax.default_backend() != "cpu":
         return state
-    leaves, tree = jax.tree.flatten(state)
-    shards = [[shard.data for shard in leaf.addressable_shards] for leaf in leaves]
-    sizes = [-(-shard.nbytes // _ALIGNMENT) for shard in itertools.chain(*shards)]
-    starts = [0, *itertools.accumulate(sizes)]
+    shards = [shard.data for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards]
+    starts = [0, *itertools.accumulate(-(-shard.nbytes // _ALIGNMENT) for shard in shards)]
     # By default it is shared with child processes, and takes twice as long to fill.
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, starts[-1] * _ALIGNMENT, flags=private)
@@ -319,14 +317,13 @@ def _apart(state: State) -> State:
         return jax.device_put(copy, shard.device, may_alias=True)
 
     with ThreadPoolExecutor() as pool:
-        copies = pool.map(copied, itertools.chain(*shards), starts)
-    whole = [
-        jax.make_array_from_single_device_arrays(
-            leaf.shape, leaf.sharding, [*itertools.islice(copies, len(parts))]
-        )
-        for leaf, parts in zip(leaves, shards, strict=True)
-    ]
-    return jax.tree.unflatten(tree, whole)
+        copies = pool.map(copied, shards, starts)
+
+    def whole(leaf: jax.Array) -> jax.Array:
+        parts = [*itertools.islice(copies, len(leaf.addressable_shards))]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+
+    return jax.tree.map(whole, state)
 
 
 def _described(tree: Any) -> dict[str, dict[str, Any]]:
