@@ -53,17 +53,11 @@ def locked(directory: Path) -> Iterator[None]:
 
     Raises:
       UserError: another process holds it, naming that one; or it cannot be written, or not by
-        Orbax, whose paths are UTF-8.
+        Orbax.
     """
     if directory.exists() and not directory.is_dir():
         raise UserError(f"--workdir={directory}: a file, not a directory")
-    try:
-        str(directory.absolute()).encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"--workdir={directory}: its full path is not UTF-8, as checkpoints need it; choose "
-            "another"
-        ) from error
+    _check_path(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = (directory / LOCK_FILE).open("a+", encoding="utf-8", errors="replace")
@@ -83,6 +77,26 @@ def locked(directory: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
         yield
+
+
+def _check_path(directory: Path) -> None:
+    """Refuse a path under which Orbax saves what it cannot read again, or nothing."""
+    path = str(directory.absolute())
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"--workdir={directory}: its full path is not UTF-8, as checkpoints need it; choose "
+            "another"
+        ) from error
+    # Orbax looks for what each process wrote by a pattern, which begins with the path as it is, and
+    # saves nothing if it finds none; and `etils.epath` takes a backslash for a slash.
+    found = [character for character in "*?[\\" if character in path]
+    if found:
+        raise UserError(
+            f"--workdir={directory}: its full path has {' and '.join(found)}, which Orbax misreads "
+            "(checkpoints would be lost); choose another"
+        )
 
 
 def open_run_directory(

@@ -3,16 +3,21 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.finetune_config import FinetuneConfig
 from bert_jax.flags import load_config, override
 from bert_jax.tasks.classification import Classification
+from bert_jax.training.checkpoints import Checkpoints
 from bert_jax.training.run_directory import locked, open_run_directory
 
 _HOLD = """
@@ -56,6 +61,31 @@ def test_a_path_that_is_not_utf8_is_refused_before_anything_is_made(tmp_path):
     with pytest.raises(UserError, match="its full path is not UTF-8"), locked(directory):
         pass
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("character", "*?[\\")
+def test_a_path_that_orbax_misreads_is_refused_before_anything_is_made(tmp_path, character):
+    directory = tmp_path / f"a{character}b" / "run"
+    told = re.escape(f"its full path has {character}, which Orbax misreads")
+    with pytest.raises(UserError, match=told), locked(directory):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+# All that a shell, a URL or a format could take for something else, and letters beyond ASCII.
+@pytest.mark.parametrize("name", ["' \"]{}%20%s#&;:=+,@$!`|<>~^()\t\n", "한글 e\u0301 \U0001f600"])
+def test_under_any_other_path_a_checkpoint_is_read_as_it_was_written(tmp_path, name):
+    state = {"kernel": jnp.arange(9.0), "step": jnp.int32(3)}
+    with locked(tmp_path / name):
+        checkpoints = Checkpoints(tmp_path / name, 1)
+        checkpoints.save(state, 3, {})
+        checkpoints.close()
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
+    )
+    restored = Checkpoints(tmp_path / name, 1).restore(shapes)
+    assert restored is not None
+    jax.tree.map(np.testing.assert_array_equal, restored[0], state)
 
 
 def test_a_directory_is_free_again_after_its_block(tmp_path):
