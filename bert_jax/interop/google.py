@@ -175,12 +175,16 @@ def _read_checkpoint(prefix: Path) -> dict[str, Tensor]:
     """The tensors of a checkpoint, by name.
 
     Raises:
-      UserError: a file of it is missing or damaged.
+      UserError: a file of it is missing or damaged, or its path is one that TensorFlow misreads.
     """
     tf = load_tensorflow()
     index = prefix.with_name(prefix.name + ".index")
     if not index.is_file():
         raise UserError(f"{index}: no such file: it is the list of a checkpoint's tensors")
+    if "[" in str(prefix) or "\\" in str(prefix):
+        raise UserError(
+            f"{index}: TensorFlow takes its path for a pattern; move it to one without [ or \\"
+        )
     _check_shards(prefix)
     try:
         reader = tf.train.load_checkpoint(str(prefix))

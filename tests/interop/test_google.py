@@ -220,6 +220,19 @@ def test_missing_and_damaged_files_are_told_in_a_line(checkpoint):
     refused("has no checkpoint: bert_model.ckpt.index is not there")
 
 
+@pytest.mark.parametrize("name", ["a[1]", "a\\b"])
+def test_a_path_that_tensorflow_takes_for_a_pattern_is_told(checkpoint, name):
+    with pytest.raises(UserError, match="takes its path for a pattern; move it"):
+        load_weights(checkpoint.rename(checkpoint.with_name(name)))
+
+
+@pytest.mark.parametrize("name", ["a*b", "a?b", "{a,b}", "]% '\"$한"])
+def test_under_any_other_path_it_is_read(checkpoint, name):
+    weights = load_weights(checkpoint)
+    moved = load_weights(checkpoint.rename(checkpoint.with_name(name)))
+    assert weights.tensors.keys() == moved.tensors.keys()
+
+
 def test_a_checkpoint_of_tf2_is_told(checkpoint):
     for path in checkpoint.glob("bert_model.ckpt*"):
         path.unlink()
