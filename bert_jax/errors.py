@@ -41,12 +41,17 @@ def run_main(main: Callable[[], None]) -> None:
 
     So is what the system does not allow, has no room for or cannot find, wherever it says so.
     """
-    # Under `>&-` and `<&-` there are none.
-    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    # Under `<&-`, `>&-` and `2>&-` there are none, and files that are opened next would get their
+    # numbers, and with them what libraries print.
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # A name in another encoding than the terminal's is told as well as can be.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if not __debug__:
+        # Of `flax.core.meta.Partitioned.remove_axis` one asserts what it does in passing.
+        exit_with("Flax needs its asserts: run without python -O, and without PYTHONOPTIMIZE")
     outside = in_command.set(True)
     try:
         with dropped_interrupts_repeated():

@@ -77,6 +77,32 @@ def test_a_command_without_standard_streams_finds_them_empty():
     assert result.stderr == "['', False, False]\n"
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "2>&- <&-"])
+def test_without_standard_error_no_file_takes_its_place(closed, tmp_path):
+    program = (
+        "import sys; from bert_jax.errors import run_main; run_main(lambda: print("
+        "open(sys.argv[1], 'w').fileno() > 2, sys.stderr.isatty(), sys.stderr.write('a')))"
+    )
+    result = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, program, tmp_path / "file"],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (result.returncode, result.stdout) == (0, "True False 1\n")
+
+
+def test_without_asserts_nothing_begins():
+    program = "from bert_jax.errors import run_main; run_main(lambda: print('begun'))"
+    result = subprocess.run(
+        [sys.executable, "-O", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: Flax needs its asserts: run without python -O")
+
+
 def test_an_interrupt_that_a_callback_drops_comes_again():
     """Ctrl-C during a garbage collection is raised in what JAX is called back by after it."""
     program = """
