@@ -41,6 +41,7 @@ def run_main(main: Callable[[], None]) -> None:
 
     So is what the system does not allow, has no room for or cannot find, wherever it says so.
     """
+    sys.argv[1:] = map(_with_home, sys.argv[1:])
     # Under `<&-`, `>&-` and `2>&-` there are none, and files that are opened next would get their
     # numbers, and with them what libraries print.
     sys.stdin = sys.stdin or os.fdopen(os.open(os.devnull, os.O_RDONLY))
@@ -68,6 +69,14 @@ def run_main(main: Callable[[], None]) -> None:
         exit_with(f"{where}: {error.strerror or error}{advice}")
     finally:
         in_command.reset(outside)
+
+
+def _with_home(argument: str) -> str:
+    """`--name=~/place` as the shell would have it, which knows ~ only where a word begins."""
+    name, _, value = argument.partition("=")
+    if name.startswith("--") and value.startswith("~/"):
+        return f"{name}={os.path.expanduser(value)}"
+    return argument
 
 
 @contextmanager

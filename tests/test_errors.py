@@ -94,6 +94,22 @@ def test_without_standard_error_no_file_takes_its_place(closed, tmp_path):
     assert (result.returncode, result.stdout) == (0, "True False 1\n")
 
 
+def test_a_home_that_the_shell_leaves_is_put_in(monkeypatch, capsys):
+    given = [
+        "--output=~/a b",
+        "--config.data.dir=~/a=~/b",
+        "~/text",
+        "--context=~ 3",
+        "a=~/b",
+        "--",
+    ]
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(sys, "argv", ["~/program", *given])
+    run_main(lambda: print(*sys.argv, sep="\n"))
+    put_in = ["--output=/home/me/a b", "--config.data.dir=/home/me/a=~/b"]
+    assert capsys.readouterr().out.splitlines() == ["~/program", *put_in, *given[2:]]
+
+
 def test_without_asserts_nothing_begins():
     program = "from bert_jax.errors import run_main; run_main(lambda: print('begun'))"
     result = subprocess.run(
