@@ -87,8 +87,10 @@ class FeatureHead(nn.Module):
         states = states.astype(jnp.float32)
         if self.weighted:
             # Peters et al. (2018, "Deep contextualized word representations"), equation 1.
-            weights_S = self.param("layer_weights", nn.initializers.zeros, (len(states),))
-            scale = self.param("scale", nn.initializers.ones, (1,))
+            weights_S = self.param(
+                "layer_weights", nn.initializers.zeros, (len(states),), jnp.float32
+            )
+            scale = self.param("scale", nn.initializers.ones, (1,), jnp.float32)
             hidden_BLE = scale * jnp.einsum("S,SBLD->BLD", nn.softmax(weights_S), states)
         else:
             hidden_BLE = jnp.concatenate(list(states), axis=-1)

@@ -32,13 +32,15 @@ def initializer(config: BertConfig, axes: tuple[str, ...]) -> nn.initializers.In
 
     Source: modeling.py, `create_initializer` (`tf.truncated_normal_initializer`).
     """
-    normal = nn.initializers.truncated_normal(config.initializer_range, lower=-2.0, upper=2.0)
+    normal = nn.initializers.truncated_normal(
+        config.initializer_range, jnp.float32, lower=-2.0, upper=2.0
+    )
     return nn.with_logical_partitioning(normal, axes)
 
 
 def constant(value: float, axes: tuple[str, ...]) -> nn.initializers.Initializer:
     """One value everywhere: 0 for biases, 1 for the scale of LayerNorm."""
-    return nn.with_logical_partitioning(nn.initializers.constant(value), axes)
+    return nn.with_logical_partitioning(nn.initializers.constant(value, jnp.float32), axes)
 
 
 def _dot(rows: jax.Array, weights: jax.Array) -> jax.Array:
@@ -102,7 +104,7 @@ def _normalized_backward(
     width = x.shape[-1]
     removed = (_dot(gradient, scale) + unit * _dot(along, scale)) / width
     x_gradient = inverse * (gradient * scale - removed)
-    ones = jnp.ones(x.shape[:-1])
+    ones = jnp.ones(x.shape[:-1], jnp.float32)
     x_gradient = x_gradient.astype(x.dtype).reshape(shape)
     return x_gradient, sum_of_rows(along, ones), sum_of_rows(gradient, ones)
 

@@ -44,7 +44,7 @@ def word_table(config: BertConfig, table: jax.Array) -> WordTable:
 
 
 def _zeros(shape: tuple[int, ...]) -> jax.Array:
-    return with_logical_constraint(jnp.zeros(shape), ("batch", "vocab", ""))
+    return with_logical_constraint(jnp.zeros(shape, jnp.float32), ("batch", "vocab", ""))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

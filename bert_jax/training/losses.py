@@ -45,7 +45,7 @@ def pretraining_metrics(outputs: Batch, batch: Batch) -> dict[str, tuple[jax.Arr
         metrics |= _classification(
             "nsp",
             outputs["nsp_logits"],
-            jnp.zeros(2),
+            jnp.zeros(2, jnp.float32),
             batch["next_sentence_labels"],
             batch["next_sentence_weights"],
         )
@@ -117,7 +117,7 @@ def _cross_entropy_backward(residuals: tuple[jax.Array, ...], gradients: tuple[j
         scores, bias, denominators, labels = residuals
         at_label = jax.lax.broadcasted_iota(labels.dtype, scores.shape, scores.ndim - 1) == labels
         gradient = (jnp.exp(scores + bias - denominators) - at_label) * gradients[0][..., None]
-        return gradient, sum_of_rows(gradient, jnp.ones(labels.shape)), None
+        return gradient, sum_of_rows(gradient, jnp.ones(labels.shape, jnp.float32)), None
     exponentials, total, labels = residuals
     scale = gradients[0][..., None] / total
     # (probabilities - 1 at the label) times `total`.

@@ -45,7 +45,7 @@ def _initialise(
         step=jnp.int32(0),
         params=params,
         opt_state=optimizer.init(params),
-        grad_norms=jnp.zeros(NORM_WINDOW),
+        grad_norms=jnp.zeros(NORM_WINDOW, jnp.float32),
     )
 
 

@@ -76,6 +76,17 @@ def run_steps(
     return losses, state
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_process_that_computes_in_64_bits_trains_the_same(dtype):
+    """As JAX_ENABLE_X64 has it, or a program around ours, whose own arrays may need them."""
+    config = dataclasses.replace(CONFIG, dtype=dtype)
+    losses, state = run_steps((4, 2, 1), config=config)
+    with jax.enable_x64(True):
+        same_losses, same = run_steps((4, 2, 1), config=config)
+    assert same_losses == losses
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), same, state)
+
+
 def test_the_optimizer_is_given_the_norm():
     """So that clipping does not compute it once more."""
 
