@@ -15,6 +15,18 @@ PRINTS = (
 )
 
 
+def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command that finds our package, and of the environment has these variables alone."""
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
 def test_a_name_that_no_system_takes_is_one_line(capsys):
     def main() -> None:
         Path("a" * 300).exists()
@@ -36,28 +48,15 @@ def test_a_name_that_no_system_takes_is_one_line(capsys):
 )
 def test_output_that_takes_no_more_is_one_line(unbuffered, to, code, told):
     """Python itself would end with code 120 and a traceback where its own last flush fails."""
-    result = subprocess.run(
-        ["bash", "-c", f'set -o pipefail; "$0" -c "$1" {to}', sys.executable, PRINTS],
-        cwd=ROOT,
-        env={"PYTHONUNBUFFERED": unbuffered, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    shell = "bash", "-c", f'set -o pipefail; "$0" -c "$1" {to}'
+    result = run(*shell, sys.executable, PRINTS, PYTHONUNBUFFERED=unbuffered)
     assert result.returncode == code
     assert result.stderr == told
 
 
 def test_a_name_in_another_encoding_is_printed():
     program = "from bert_jax.errors import run_main; run_main(lambda: print('책', '\\udcc7'))"
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env={"PYTHONIOENCODING": "ascii:strict", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    result = run(sys.executable, "-c", program, PYTHONIOENCODING="ascii:strict")
     assert (result.stdout, result.stderr) == ("\\ucc45 \\udcc7\n", "")
 
 
@@ -66,14 +65,7 @@ def test_a_command_without_standard_streams_finds_them_empty():
         "import sys; from bert_jax.errors import run_main; run_main(lambda: print("
         "[sys.stdin.read(), sys.stdin.isatty(), sys.stdout.isatty()], file=sys.stderr))"
     )
-    result = subprocess.run(
-        ["bash", "-c", '"$0" -c "$1" >&- <&-', sys.executable, program],
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    result = run("bash", "-c", '"$0" -c "$1" >&- <&-', sys.executable, program)
     assert result.stderr == "['', False, False]\n"
 
 
@@ -83,14 +75,8 @@ def test_without_standard_error_no_file_takes_its_place(closed, tmp_path):
         "import sys; from bert_jax.errors import run_main; run_main(lambda: print("
         "open(sys.argv[1], 'w').fileno() > 2, sys.stderr.isatty(), sys.stderr.write('a')))"
     )
-    result = subprocess.run(
-        ["bash", "-c", f'"$0" -c "$1" "$2" {closed}', sys.executable, program, tmp_path / "file"],
-        cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    shell = "bash", "-c", f'"$0" -c "$1" "$2" {closed}'
+    result = run(*shell, sys.executable, program, tmp_path / "file")
     assert (result.returncode, result.stdout) == (0, "True False 1\n")
 
 
@@ -112,9 +98,7 @@ def test_a_home_that_the_shell_leaves_is_put_in(monkeypatch, capsys):
 
 def test_without_asserts_nothing_begins():
     program = "from bert_jax.errors import run_main; run_main(lambda: print('begun'))"
-    result = subprocess.run(
-        [sys.executable, "-O", "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    result = run(sys.executable, "-O", "-c", program)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: Flax needs its asserts: run without python -O")
 
@@ -141,7 +125,5 @@ def main():
 signal.signal(signal.SIGINT, signal.default_int_handler)
 run_main(main)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    result = run(sys.executable, "-c", program)
     assert (result.returncode, result.stdout, result.stderr) == (0, "stopped\n", "")
