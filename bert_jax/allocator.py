@@ -2,7 +2,7 @@
 
 The arrays of a step are freed and allocated again in the next. glibc gives large ones back to the
 system every time; kept, and on huge pages, a step of a small model is 1.3 to 1.5 times as fast
-(both together: either alone does nothing; docs/performance.md). glibc reads its settings when a
+(both together: either alone does nothing; docs/cpu_path.md). glibc reads its settings when a
 process starts and not later, so that a process can only set them by starting once more. They are
 for the memory of the main thread: what another takes and frees is given back all the same.
 """
@@ -51,7 +51,7 @@ def take_memory_in_main_thread() -> None:
     By itself JAX leaves that to a thread of its own, and the caller only waits. Programs over
     several devices have threads of their own either way. For pretraining, whose steps have one
     shape or two: where they have many, as in fine-tuning, the memory that is kept comes to up
-    to 1.6 times as much (docs/performance.md). To be called before JAX sees a device.
+    to 1.6 times as much (docs/cpu_path.md). To be called before JAX sees a device.
     """
     # Only now: `restart_with_allocator` comes before what takes seconds to import.
     import jax

@@ -128,7 +128,7 @@ class Encoder(nn.Module):
         captured = self.is_mutable_collection("intermediates")
         # A constant that layers share XLA writes out once, as large as what it is added to, and on
         # a CPU each layer reads it, where it could be part of the layer's one kernel
-        # (docs/performance.md). Functions that stay apart share none.
+        # (docs/cpu_path.md). Functions that stay apart share none.
         apart = deterministic and device_platform() == "cpu" and not captured
         key, count = self._dropout_key(), c.num_hidden_layers
         keys = [None] * count if key is None else jax.random.split(key, count)
@@ -227,7 +227,7 @@ def _loops(config: BertConfig) -> bool:
     On a GPU a loop copies out of the stack what each turn of the backward pass reads.
     On a CPU what is bfloat16, residuals above all, is cast to float32 and back, that of all layers
     in each: XLA knows no bfloat16 update of a slice there. Laid out in a row, the layers of `base`
-    take 0.8 of the time, and compile in 1.3 times as long (docs/performance.md).
+    take 0.8 of the time, and compile in 1.3 times as long (docs/cpu_path.md).
     """
     return config.dtype == "float32" or device_platform() == "tpu"
 

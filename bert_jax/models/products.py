@@ -98,7 +98,7 @@ def product_in_training(spec: str, dtype: str, left: jax.Array, right: jax.Array
     """`product`, which for batches of matrices in bfloat16 XLA keeps in bfloat16 on a CPU.
 
     All operands of attention are transpositions, which XLA would cast to float32. Without gradients
-    this doesn't pay (docs/performance.md).
+    this doesn't pay (docs/cpu_path.md).
     """
     batch, *_ = _roles(spec)
     if not batch or dtype != "bfloat16" or device_platform() != "cpu":

@@ -69,7 +69,7 @@ class Checkpoints:
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(
                 # Weights shrink by a twelfth, for twice the cores' time and their size again in
-                # memory (docs/performance.md).
+                # memory (docs/cpu_path.md).
                 use_compression=False,
                 type_handler_registry=_handlers(),
             ),

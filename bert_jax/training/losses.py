@@ -84,7 +84,7 @@ def biased_cross_entropy(
 
     Its gradient is written out because the bias's is the sum over rows of the scores'. Of what the
     forward pass kept that is a product, and the scores' gradient, which is then cast for products
-    of its own, is never written in float32 (docs/performance.md).
+    of its own, is never written in float32 (docs/cpu_path.md).
 
     Args:
       scores: float32 [..., V].

@@ -107,7 +107,7 @@ def _taken_if(
     """What `taken` computes, or the state as it is."""
     if device_platform() == "cpu":
         # Chosen element by element, XLA copies Adam's moments here, for they and the parameters
-        # are each made of the old ones: an update takes twice as long (docs/performance.md).
+        # are each made of the old ones: an update takes twice as long (docs/cpu_path.md).
         return jax.lax.cond(accepted, taken, lambda: state)
     return jax.tree.map(lambda new, old: jnp.where(accepted, new, old), taken(), state)
 
