@@ -20,6 +20,7 @@ from bert_jax.training.run_directory import CONFIG_FILE
 from bert_jax.training.run_files import read_json
 from bert_jax.training.run_sections import (
     cell,
+    environment_facts,
     last_step,
     metric_chart,
     number,
@@ -182,8 +183,7 @@ def _heading(run: FinetuneRun) -> str:
             ("padding_saved", "{:.1%} of what padding to the longest would compute is saved"),
         ),
     ]
-    devices = _object(run.environment.get("devices"))
-    texts += [f"{count} x {kind}" for kind, count in devices.items()]
+    texts += environment_facts(run.environment)
     if seconds:
         texts.append(duration(seconds))
     return f"<h1>{html.escape(run.name)}</h1>\n{facts(texts)}"

@@ -27,6 +27,7 @@ from bert_jax.training.run_sections import (
     Records,
     baseline_of,
     cell,
+    environment_facts,
     last_step,
     metric_chart,
     number,
@@ -178,9 +179,7 @@ def _heading(run: Run) -> str:
         f"{run.step:,} of {total:,} steps, {state}",
         f"{at_most}{done:.2g} FLOPs",
     ]
-    devices = run.environment.get("devices")
-    if isinstance(devices, dict):
-        texts.append(", ".join(f"{number} x {kind}" for kind, number in devices.items()))
+    texts += environment_facts(run.environment)
     if seconds:
         texts.append(duration(seconds))
     if skipped := len(run.of_kind("skip")):

@@ -208,6 +208,18 @@ def test_equal_runs_give_equal_bytes(tmp_path):
     assert write_report(run, tmp_path / "again.html").read_bytes() == first
 
 
+def test_a_run_that_went_on_in_another_environment_says_so(tmp_path):
+    run = make_run(tmp_path / "run")
+    told = "begun on other devices or with other versions"
+    assert told not in Page(write_report(run)).text
+    path = run / "environment.json"
+    environment = json.loads(path.read_text())
+    path.write_text(json.dumps({**environment, "earlier": [{"devices": {"Before": 4}}]}))
+    page = Page(write_report(run))
+    assert told in page.text
+    assert '"Before": 4' in page.text
+
+
 def test_hostile_text_stays_text(tmp_path):
     hostile = "<script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\ud800"
     run = make_run(tmp_path / "<b onclick=alert(1)>")

@@ -19,7 +19,7 @@ from typing import Any, Self
 from bert_jax.errors import UserError
 from bert_jax.files import replace_file
 from bert_jax.training.events import EventWriter
-from bert_jax.training.run_files import write_json
+from bert_jax.training.run_files import read_json, write_json
 
 METRICS_FILE = "metrics.jsonl"
 ENVIRONMENT_FILE = "environment.json"
@@ -39,6 +39,8 @@ _PACKAGES = (
     "tensorflow",
     "tensorflow-cpu",
 )
+# Of an environment, what may change the bits that a step computes.
+_HANGS_ON = ("python", "versions", "platform", "devices", "processes", "git")
 
 
 class MetricsWriter:
@@ -154,7 +156,14 @@ def truncate_after(run_directory: Path, step: int, evaluated: int | None = None)
 
 
 def write_environment(run_directory: Path) -> None:
-    """Write `environment.json`: versions, devices, host, git commit and command line."""
+    """Write `environment.json`: versions, devices, host, git commit and command line.
+
+    A run that goes on where what its bits hang on is another keeps what it was, under "earlier",
+    oldest first: its figures are of all of them.
+
+    Raises:
+      UserError: there is an `environment.json` that cannot be read.
+    """
     import jax
 
     environment = {
@@ -168,7 +177,13 @@ def write_environment(run_directory: Path) -> None:
         "git": _git_state(Path(__file__).parent),
         "command": sys.argv,
     }
-    write_json(run_directory / ENVIRONMENT_FILE, environment)
+    path = run_directory / ENVIRONMENT_FILE
+    before = read_json(path) or {}
+    earlier = before.pop("earlier", None)
+    earlier = earlier if isinstance(earlier, list) else []
+    if before and any(before.get(key) != environment[key] for key in _HANGS_ON):
+        earlier.append(before)
+    write_json(path, {**environment, "earlier": earlier} if earlier else environment)
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,16 @@ from bert_jax.training.page import chart, section, table
 Records = Sequence[Mapping[str, Any]]
 
 
+def environment_facts(environment: Mapping[str, Any]) -> list[str]:
+    """A run's devices, and whether an earlier part of it had other ones, or other versions."""
+    devices = environment.get("devices")
+    devices = devices if isinstance(devices, dict) else {}
+    texts = [f"{count} x {kind}" for kind, count in devices.items()]
+    if environment.get("earlier"):
+        texts.append("begun on other devices or with other versions: see Environment")
+    return texts
+
+
 def time_section(records: Records) -> str:
     """Wall time by cause, from a run's records as `read_metrics` gives them; "" for none."""
     seconds = account(of_kind(records, "time"))

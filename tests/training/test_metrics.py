@@ -9,6 +9,7 @@ import struct
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from bert_jax.training.metrics import (
     truncate_after,
     write_environment,
 )
+from bert_jax.training.run_files import write_json
 
 
 def train(step: int, **values) -> dict:
@@ -232,6 +234,26 @@ def test_environment_names_versions_devices_and_the_command(tmp_path):
     assert environment["devices"] == {"cpu": jax.device_count()}
     assert environment["processes"] == 1
     assert environment["command"]
+
+
+def test_environment_keeps_what_a_run_was_begun_in(tmp_path):
+    def read() -> dict[str, Any]:
+        return json.loads((tmp_path / "environment.json").read_text())
+
+    write_environment(tmp_path)
+    now = read()
+    write_json(tmp_path / "environment.json", {**now, "command": ["train"], "host": "elsewhere"})
+    write_environment(tmp_path)
+    assert read() == now, "what no bit hangs on is replaced"
+    older = {**now, "versions": {**now["versions"], "jax": "0.10.0"}}
+    oldest = {**older, "devices": {"TPU v5 lite": 8}}
+    write_json(tmp_path / "environment.json", {**older, "earlier": [oldest]})
+    for _ in range(2):
+        write_environment(tmp_path)
+        assert read() == {**now, "earlier": [oldest, older]}
+    write_json(tmp_path / "environment.json", {**older, "earlier": 3})
+    write_environment(tmp_path)
+    assert read() == {**now, "earlier": [older]}
 
 
 def test_git_state_is_that_of_a_checkout_that_holds_the_package(tmp_path):
