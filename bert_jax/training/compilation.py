@@ -22,7 +22,8 @@ def keep_compiled_programs() -> None:
     One that the user has chosen (JAX_COMPILATION_CACHE_DIR) stays; where there is no such folder,
     or none that can be written, programs are compiled each time. JAX names them by what they are
     compiled from, its own version and the devices, but not by what the host's processor can do, for
-    which programs of the CPU are made: each kind of processor has a folder of its own.
+    which programs of the CPU are made: each kind of processor has a folder of its own. Where files
+    belong to a number without a name, JAX cannot tell how large they are, and all are kept.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
@@ -33,8 +34,17 @@ def keep_compiled_programs() -> None:
         return
     if os.access(folder, os.W_OK):
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_compilation_cache_max_size", _MAX_BYTES)
+        limit = _MAX_BYTES if _owner_has_name(folder) else -1
+        jax.config.update("jax_compilation_cache_max_size", limit)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_SECONDS)
+
+
+def _owner_has_name(folder: Path) -> bool:
+    """Whether user and group have names, which etils, by which JAX asks for sizes, looks up."""
+    try:
+        return bool(folder.owner() and folder.group())
+    except KeyError:
+        return False
 
 
 def _processor() -> str:

@@ -9,6 +9,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.user_cache import user_cache
 
+NAMELESS = "import pwd; pwd.getpwuid = lambda number: {}[number]; "
 SETTING = "import jax; print(jax.config.jax_compilation_cache_dir)"
 KEEP = (
     "from bert_jax.training.compilation import keep_compiled_programs; keep_compiled_programs(); "
@@ -50,8 +51,23 @@ def test_programs_are_kept_where_there_is_a_place(tmp_path):
     assert Path(folder).parent == tmp_path / "bert_jax"
 
 
+def test_all_programs_of_a_user_without_a_name_are_kept(tmp_path):
+    """Where their size is limited JAX keeps the first, and warns of each other."""
+    compile_two = (
+        "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0); "
+        "import jax.numpy as jnp; one = jnp.ones(3); jax.jit(jnp.sin)(one); jax.jit(jnp.cos)(one); "
+    )
+    code = NAMELESS + KEEP + "import jax; " + compile_two
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    kept = {path.name.partition("-")[0] for path in tmp_path.glob("bert_jax/*/*-cache")}
+    assert {"jit_sin", "jit_cos"} <= kept
+
+
 def test_and_compiled_each_time_where_there_is_none(tmp_path):
-    nameless = "import pwd; pwd.getpwuid = lambda number: {}[number]; "
-    assert kept_in({}, nameless) == "None"
+    assert kept_in({}, NAMELESS) == "None"
     (tmp_path / "file").touch()
     assert kept_in({"XDG_CACHE_HOME": str(tmp_path / "file")}) == "None"
