@@ -5,7 +5,8 @@ One variant of the plan is one run of the original's `create_instances_from_docu
 length and are split into A and B; half of the time B will come from another document, and the
 sentences it displaces are used again. A variant sees each sentence of each document once (a
 displaced one comes again). Randomness is keyed by document, so that a plan is the same wherever
-it is made; it is kept beside the shards, and mapped into memory.
+it is made; it is kept beside the shards, or for a user who may only read those in the user's
+cache, and mapped into memory.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from bert_jax.data.keyed import below, chance, key, words
 from bert_jax.data.shards import Shard, checksum, map_array, npy_header
 from bert_jax.errors import UserError
 from bert_jax.files import flush_to_disk
+from bert_jax.user_cache import user_cache
 
 # An example: its first sentence and how many make A and B (0: B is random), in one shard.
 RECORD = np.dtype(
@@ -120,7 +122,7 @@ def open_plan(
     """Map the plan of these settings, made first where there is none, or none that is whole.
 
     Args:
-      directory: that of the shards; the plan stands under `pairs/`.
+      directory: that of the shards; the plan stands under `pairs/`, there or in the user's cache.
       fingerprint: what the shards hold, in words that differ where they differ.
       shards: one split.
       data: `duplicates` is the number of variants.
@@ -128,7 +130,7 @@ def open_plan(
       seed: of the run.
 
     Raises:
-      UserError: too few documents, or `directory` cannot be written.
+      UserError: too few documents, or neither folder can be written.
     """
     documents = sum(len(shard.documents) - 1 for shard in shards)
     if documents < (2 if data.next_sentence else 1):
@@ -142,8 +144,11 @@ def open_plan(
     settings += [data.duplicates, data.next_sentence, data.short_seq_prob]
     name = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()
     path = Path(directory) / "pairs" / f"{name}.npy"
-    _remove_abandoned(path.parent)
     plan = _read_plan(path, data.duplicates, shards)
+    if plan is None and not _may_write(path.parent):
+        path = user_cache() / "pairs" / path.name
+        plan = _read_plan(path, data.duplicates, shards)
+    _remove_abandoned(path.parent)
     if plan is None:
         try:
             _write_plan(path, shards, data, seq_len, seed)
@@ -158,11 +163,16 @@ def open_plan(
     return plan
 
 
+def _may_write(folder: Path) -> bool:
+    """Whether there can be files in a folder, which need not be there yet."""
+    return os.access(folder if folder.exists() else folder.parent, os.W_OK)
+
+
 def _write_plan(
     path: Path, shards: Sequence[Shard], data: DataConfig, seq_len: int, seed: int
 ) -> None:
     """Write the records, and last the counts and checksum that say they are complete."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     counts = []
     with _whole_file(path) as file:
         file.write(npy_header(RECORD, 0))

@@ -287,6 +287,22 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
         open_plan(tmp_path, "f", [shard_of([[3], [4]])], DataConfig(), 32, 0)
 
 
+def test_a_plan_of_shards_that_may_only_be_read_is_kept_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_disk
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    disk = small_disk("64k,ro")
+    shards, data = [shard_of(random_lengths(10, 8))], DataConfig()
+    plan = open_plan(disk, "f", shards, data, 64, 0)
+    (path,) = (tmp_path / "cache/bert_jax/pairs").glob("*.npy")
+    written = path.stat().st_mtime_ns
+    assert np.array_equal(open_plan(disk, "f", shards, data, 64, 0).records, plan.records)
+    assert path.stat().st_mtime_ns == written, "made once"
+    (tmp_path / "beside").mkdir()
+    open_plan(tmp_path / "beside", "f", shards, data, 64, 0)
+    assert (tmp_path / "beside/pairs" / path.name).read_bytes() == path.read_bytes()
+
+
 def test_a_full_disk_is_told_and_leaves_no_half_plan(small_disk) -> None:
     disk = small_disk("64k")
     shards = [shard_of(random_lengths(300, 6))]
