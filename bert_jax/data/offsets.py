@@ -26,7 +26,8 @@ def joined_offsets(
 def _in_part(part: str, offsets: np.ndarray) -> np.ndarray:
     """`offsets` with lone surrogates counted, and without the white space before a piece.
 
-    SentencePiece's pieces begin with the space before a word.
+    SentencePiece's pieces begin with the space before a word. One that is nothing else stands for
+    the character that follows, as at the beginning of a text, where there is no space.
     """
     codes = np.frombuffer(part.encode("utf-32-le", "surrogatepass"), "<u4")
     kept = np.append(np.flatnonzero(codes >> 11 != 0xD800 >> 11), len(part))
@@ -35,4 +36,8 @@ def _in_part(part: str, offsets: np.ndarray) -> np.ndarray:
     last = np.where(end > start, kept[end - 1] + 1, first)
     visible = np.array([*(not character.isspace() for character in part), True])
     following = np.minimum.accumulate(np.where(visible, np.arange(len(visible)), len(part))[::-1])
-    return np.stack([np.minimum(following[::-1][first], last), last], axis=1)
+    letter = following[::-1][first]
+    next_first = np.append(first[1:], -1)
+    space = (first < last) & (last <= letter) & (letter == next_first)
+    begin = np.where(space, letter, np.minimum(letter, last))
+    return np.stack([begin, np.where(space, letter + 1, last)], axis=1)

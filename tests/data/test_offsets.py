@@ -128,5 +128,15 @@ def test_pieces_of_long_texts_stand_where_they_do(trained):
     assert [sentence[start:end] for start, end in by_sentence[0]] == words
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_piece_that_is_a_space_stands_for_the_next_letter_wherever_the_word_is(kind):
+    tokenizer = train_tokenizer(kind, iter(PROSE), 200, lowercase=False)
+    text = "Ŷcut words  Ŷcut Ŷ "
+    ((ids, offsets),) = tokenizer.encode_with_offsets([text])
+    pieces = [tokenizer.pieces[number] for number in ids]
+    spaces = [tuple(pair) for piece, pair in zip(pieces, offsets, strict=True) if piece == "\u2581"]
+    assert spaces == [(0, 1), (12, 13), (17, 18)]
+
+
 def test_the_space_before_a_word_is_not_covered(trained):
     assert covered(trained, " cut  word\u3000words") == ["cut", "word", "words"]
