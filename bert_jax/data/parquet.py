@@ -125,14 +125,21 @@ def _classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
     """The names of the classes of each column that has some, as `datasets` notes them."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        inner = {name: feature.get("feature", feature) for name, feature in features.items()}
-        return {
-            name: [str(label) for label in feature["names"]]
-            for name, feature in inner.items()
-            if feature.get("_type") == "ClassLabel"
-        }
+        names = {column: _class_names(feature) for column, feature in features.items()}
     except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
         return {}  # what another program notes under that name is no concern of ours
+    return {column: labels for column, labels in names.items() if labels}
+
+
+def _class_names(feature: Any) -> list[str]:
+    """The names of a feature's classes, or of those of what it is a list of; [] for others."""
+    match feature:
+        case {"_type": "ClassLabel", "names": [*names]}:
+            return [str(name) for name in names]
+        case {"feature": inner} | [inner]:  # `datasets` before version 4 notes some lists as one
+            return _class_names(inner)
+        case _:
+            return []
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,8 @@ from bert_jax.settings import setting
 from bert_jax.tasks.losses import cross_entropy, softmax
 from bert_jax.tasks.task import Feature, Metrics
 from bert_jax.tasks.texts import FLOAT32_MAX, Labelled, TextTask
+
+_WHOLE_NUMBER = re.compile(r"^(-?\d+)\.0+$")
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class Classification(TextTask):
         counts = Counter(example.label for example in examples)
         labels = self.labels or tuple(sorted(counts, key=by_value))
         check_distinct(labels)
-        _check_forms(labels, self.train)
+        check_forms(labels, self.train)
         if len(labels) < 2:
             raise UserError(f"{self.train}: all examples have the label {', '.join(labels)}")
         if self.score == "f1" and len(labels) > 2:
@@ -145,23 +148,32 @@ def repeated(labels: Sequence[str]) -> list[str]:
     return [label for label, times in Counter(labels).items() if times > 1]
 
 
-def _check_forms(labels: Sequence[str], train: str) -> None:
+def check_forms(labels: Sequence[str], train: str) -> None:
     """Refuse labels that look the same: one class would be trained as two.
 
-    They differ by spaces around them, or have a letter and its accent as one character and as two.
+    They differ by spaces around them, have a letter and its accent as one character and as two, or
+    are a whole number with a point and without.
     """
     first: dict[str, str] = {}
     for label in labels:
-        other = first.setdefault(unicodedata.normalize("NFC", label.strip()), label)
-        if other.strip() != label.strip():
-            raise UserError(
-                f"{train}: labels {other!a} and {label!a} are the same letters as other "
-                "Unicode characters; write them alike, in the form NFC, say"
+        form = _form(label)
+        other = first.setdefault(_WHOLE_NUMBER.sub(r"\1", form), label)
+        if other == label:
+            continue
+        if other.strip() == label.strip():
+            how = f"{other!r} and {label!r} differ by spaces alone; write them alike"
+        elif _form(other) == form:
+            how = (
+                f"{other!a} and {label!a} are the same letters as other Unicode characters; write "
+                "them alike, in the form NFC, say"
             )
-        if other != label:
-            raise UserError(
-                f"{train}: labels {other!r} and {label!r} differ by spaces alone; write them alike"
-            )
+        else:
+            how = f"{other!r} and {label!r} are the same number; write them alike"
+        raise UserError(f"{train}: labels {how}")
+
+
+def _form(label: str) -> str:
+    return unicodedata.normalize("NFC", label.strip())
 
 
 def by_value(label: str) -> tuple[int, float, str]:

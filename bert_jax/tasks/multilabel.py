@@ -13,7 +13,7 @@ from bert_jax.config import BertConfig
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForSequenceClassification
 from bert_jax.settings import setting
-from bert_jax.tasks.classification import by_value, check_distinct, label_fields
+from bert_jax.tasks.classification import by_value, check_distinct, check_forms, label_fields
 from bert_jax.tasks.task import Feature, Metrics
 from bert_jax.tasks.texts import Labelled, TextTask
 
@@ -65,6 +65,7 @@ class MultiLabel(TextTask):
         if not labels:
             raise UserError(f"{self.train}: no example has a label")
         check_distinct(labels)
+        check_forms(labels, self.train)
         return dataclasses.replace(self, labels=labels)
 
     def check(self, examples: Sequence[Labelled]) -> None:

@@ -23,7 +23,7 @@ from bert_jax.data.tokenization import Tokenizer
 from bert_jax.errors import UserError
 from bert_jax.models.task_heads import BertForTokenClassification
 from bert_jax.settings import setting
-from bert_jax.tasks.classification import check_distinct
+from bert_jax.tasks.classification import check_distinct, check_forms
 from bert_jax.tasks.columns import Columns, read_sentences
 from bert_jax.tasks.entities import (
     OUTSIDE,
@@ -120,6 +120,7 @@ class Tagging(Task):
         check_distinct(self.labels)
         # What is known already counts too: all sentences with entities may be held out.
         seen = {*self.labels, *(tag for example in examples for tag in example.tags or ())}
+        check_forms(sorted(seen), self.train)
         if self.score != "accuracy" and not are_of_entities(seen):
             raise UserError(
                 f"config.task.score={self.score!r} is of entities, which have tags such as B-PER, "

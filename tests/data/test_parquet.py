@@ -107,6 +107,9 @@ def test_classes_of_the_hub_have_names(tmp_path: Path) -> None:
         "label": names,
         "tags": {"feature": names, "_type": "Sequence"},
         "more": {"feature": names, "_type": "List"},
+        "old": [names],
+        "texts": [{"dtype": "string", "_type": "Value"}],
+        "odd": 3,
         "gone": names,
     }
     columns = {
@@ -114,11 +117,16 @@ def test_classes_of_the_hub_have_names(tmp_path: Path) -> None:
         "label": [1, 0, -1],
         "tags": [[0, 1], [], None],
         "more": [[1], [1, 0], [-1]],
+        "old": [[1], [], [0]],
+        "texts": [["a"], ["b"], []],
+        "odd": [1, 2, 3],
     }
     rows = [row for _, row in parquet_rows(hub_file(tmp_path / "a.parquet", columns, features))]
     assert [row["label"] for row in rows] == ["pos", "neg", None]
     assert [row["tags"] for row in rows] == [["neg", "pos"], [], None]
     assert [row["more"] for row in rows] == [["pos"], ["pos", "neg"], [None]]
+    assert [row["old"] for row in rows] == [["pos"], [], ["neg"]]
+    assert (rows[0]["texts"], rows[0]["odd"]) == (["a"], 1)
     assert "gone" not in rows[0]
 
 

@@ -296,6 +296,9 @@ def test_what_cannot_be_learnt_is_told():
         learnt("t\u00e9", "te\u0301", "b", train="t.tsv")
     with pytest.raises(UserError, match=r"t\.tsv: labels 'b' and 'b ' differ by spaces alone"):
         learnt("a", "b", "b ", train="t.tsv")
+    with pytest.raises(UserError, match=r"t\.tsv: labels '1' and '1\.0' are the same number"):
+        learnt("0", "1", "1.0", train="t.tsv")
+    assert learnt("01", "1", "v1", "v1.0").labels == ("01", "1", "v1", "v1.0")
     with pytest.raises(UserError, match=r"f1.*of two labels.*has 3: choose macro_f1"):
         learnt("a", "b", "c", score="f1")
     assert learnt("a", "b", score="f1").labels == ("a", "b")

@@ -159,6 +159,11 @@ def test_a_bad_label_is_told_with_its_line(tmp_path, label, told):
         read(tmp_path, [0.5], label)
 
 
+def test_names_that_look_the_same_are_told():
+    with pytest.raises(UserError, match="labels 'joy' and 'joy ' differ by spaces alone"):
+        MultiLabel().learn(labelled(["joy"], ["joy "]))
+
+
 def test_shares_of_another_width_and_unknown_names_are_told():
     task = MultiLabel().learn(labelled([0.1, 0.2, 0.3]))
     with pytest.raises(UserError, match=r"a:1: 2 shares, and there are 3 labels: 0, 1, 2"):

@@ -243,6 +243,11 @@ def test_other_tags_are_scored_by_accuracy():
         Tagging().learn(examples)
 
 
+def test_tags_that_look_the_same_are_told():
+    with pytest.raises(UserError, match="labels 'B-PER' and 'B-PER ' differ by spaces alone"):
+        Tagging().learn([sentence("a", "b", tags=("B-PER", "B-PER "))])
+
+
 def test_an_unknown_tag_is_named(tokenizer):
     task = Tagging().learn([sentence("a", tags=("B-PER",))])
     unknown = sentence("b", "stone", tags=("O", "B-LOC"), where="dev.conll:7")
@@ -273,6 +278,21 @@ def test_features_equal_transformers_split_into_words(tokenizer, peer_tokenizer,
     assert ours.tolist() == labels
     assert feature["token_offsets"].shape == (2, len(labels))
     assert not feature["token_offsets"][:, [0, -1]].any(), "special pieces have no characters"
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_sentencepieces_words_have_the_first_pieces_of_transformers(kind, tmp_path):
+    """Words of letters too rare to have a piece with the space before them, first and later ones."""
+    units = "\u0176cut \u0176 cut words \u0176cut cut\u0176 \u0176\u0176 wor".split()
+    tokenizer = train_tokenizer(kind, iter(["cut the words", "wor"] * 9), 40, lowercase=False)
+    tokenizer.save(tmp_path)
+    peer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs = peer(units, is_split_into_words=True)
+    [[feature]] = Tagging(labels=ARE_TAGS).features([sentence(*units)], tokenizer)
+    assert feature["input_ids"].tolist() == theirs["input_ids"]
+    pieces = pieces_of_units(feature["token_offsets"].T, sentence(*units).spans)
+    assert pieces.tolist() == [theirs.word_ids().index(word) for word in range(len(units))]
+    assert "\u2581" in {tokenizer.pieces[feature["input_ids"][piece]] for piece in pieces}
 
 
 def test_a_piece_has_the_tag_of_its_first_character(tokenizer):
