@@ -126,7 +126,7 @@ def _add_top(command: argparse.ArgumentParser) -> None:
         type=_count,
         metavar="K",
         default=_TOP,
-        help="how many to tell, the likeliest first (default: %(default)s)",
+        help="how many to tell, the likeliest first, if there are as many (default: %(default)s)",
     )
 
 

@@ -199,8 +199,8 @@ def _stream(arguments: argparse.Namespace, predictor: Predictor, items: Iterable
         rate = f"{done / seconds * 60:,.0f} a minute"
         print(f"{done:,} texts in {seconds:.1f} s ({rate})", file=sys.stderr)
     if cut:
-        told = f"{cut:,} of {done:,} texts were longer than {predictor.max_length} pieces"
-        print(f"{told} and {predictor.cut_text}", file=sys.stderr)
+        told = f"{cut:,} of {done:,} {predictor.cuttable} were longer than"
+        print(f"{told} {predictor.max_length} pieces and {predictor.cut_text}", file=sys.stderr)
 
 
 def _sink(arguments: argparse.Namespace, predictor: Predictor) -> Sink:

@@ -39,8 +39,9 @@ class Predictor(ABC):
       file_header: names of the columns of tables that do not name them.
       header: of the table that `rows` are of.
       chunk: items that are predicted together; what they come to is in memory at once.
-      max_length: of a sequence, in pieces.
-      cut_text: what is done with longer texts, in words.
+      max_length: of a sequence, in pieces; of what is called `cuttable`.
+      cuttable: what may be longer, in words.
+      cut_text: what is done with it, in words.
     """
 
     columns: tuple[str, ...]
@@ -48,6 +49,7 @@ class Predictor(ABC):
     header: tuple[str, ...]
     chunk: int = 1024
     max_length: int
+    cuttable: str = "texts"
     cut_text: str = "were cut"
 
     def item(self, where: str, texts: tuple[str, ...]) -> Any:

@@ -63,6 +63,8 @@ class TaskHead(Predictor):
         if isinstance(task, TextTask):
             self.file_header = task.header
         self.max_length = task.max_length
+        if isinstance(task, QuestionAnswering):
+            self.max_length, self.cuttable = task.query, "questions"
         self._command = command_of(task)
         self.header = COMMANDS[self._command]
         model = task.model(unrolled(weights.config))
@@ -102,6 +104,9 @@ class TaskHead(Predictor):
             return task.features([items[row] for row in rows], self._tokenizer)
 
         features, cut = encode_noting_cuts(len(items), encoded, self._task.max_length)
+        if isinstance(self._task, QuestionAnswering):
+            questions = self._tokenizer.encode_batch([item.text for item in items])
+            cut = [{"cut": True} if len(ids) > self.max_length else {} for ids in questions]
         flat = [feature for of_item in features for feature in of_item]
         outputs = iter(self._inference.outputs(self._params, flat))
         grouped = [[next(outputs) for _ in of_item] for of_item in features]

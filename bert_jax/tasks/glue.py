@@ -5,6 +5,7 @@ gluebenchmark.com/tasks, the data set of TFDS is `glue`, and submissions are as
 gluebenchmark.com/faq asks.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +157,7 @@ def submission(name: str, path: Path, predictions: Sequence[Mapping[str, Any]]) 
 
     Args:
       name: a key of TASKS.
-      path: of the test set; for any other set there is nothing.
+      path: of the test set; for any other set there is nothing. Told where numbers are missing.
       predictions: with "predicted", and with "id" where the test set has it.
 
     Raises:
@@ -170,6 +171,12 @@ def submission(name: str, path: Path, predictions: Sequence[Mapping[str, Any]]) 
         (_index(prediction.get("id", row), path), prediction["predicted"])
         for row, prediction in enumerate(predictions)
     )
+    if rows and (missing := rows[-1][0] + 1 - len(rows)) > 0:
+        print(
+            f"{path}: {missing:,} examples are not in it, or were left out, and have no line in "
+            "the submission: GLUE takes whole ones",
+            file=sys.stderr,
+        )
     lines = ["index\tprediction"]
     for index, predicted in rows:
         # STS-B's scores go from 0 to 5.

@@ -4,6 +4,7 @@ The rules of the scores are those of the official scripts, evaluate-v1.1.py and 
 answers are compared in lower case, without punctuation and articles, with single spaces.
 """
 
+import dataclasses
 import json
 import re
 import string
@@ -57,6 +58,7 @@ def read_squad(path: Path, labelled: bool = True) -> tuple[list[Question], list[
       path: the file; a .jsonl or .parquet has a question a row, as the Hugging Face hub has them:
         `answers` has a list "text" and a list "answer_start", both empty where there is none.
       labelled: whether each question must have its answers, where the file says that they stand.
+        Else, in a file without a single one, empty lists hide them, as in test sets of the hub.
 
     Returns:
       The questions, and what is wrong with those that are left out, a line each: an answer that
@@ -67,14 +69,18 @@ def read_squad(path: Path, labelled: bool = True) -> tuple[list[Question], list[
     """
     questions: list[Question] = []
     rejected: list[str] = []
+    hidden = not labelled
     read = _rows if kind(path) in (".jsonl", ".parquet") else _articles
     for where, context, fields in read(path):
         question = _question(fields, context, where, labelled)
+        hidden = hidden and not question.answers and fields.get("is_impossible") is not True
         wrong = _mismatch(question) if labelled else ""
         if wrong:
             rejected.append(wrong)
         else:
             questions.append(question)
+    if hidden:
+        questions = [dataclasses.replace(question, answers=None) for question in questions]
     return questions, rejected
 
 

@@ -15,6 +15,7 @@ from bert_jax.interop import load_weights
 from bert_jax.prediction.task_head import TaskHead
 from bert_jax.tasks.classification import Classification
 from bert_jax.tasks.multiple_choice import MultipleChoice
+from bert_jax.tasks.question_answering import QuestionAnswering
 from bert_jax.tasks.registry import load_task, task_from_json, task_to_json
 
 TEXTS = ["The river walks.", "a", "under small stones, a green bird walks?", "light house"]
@@ -171,6 +172,15 @@ def test_cut_texts_are_marked(tmp_path):
     _, predictor = made(tmp_path, "BertForSequenceClassification", id2label=TAGS)
     predictions = asked(predictor, [("bird " * 38,), ("bird " * 39,)])
     assert [p.get("cut", False) for p in predictions] == [False, True]
+
+
+def test_questions_that_are_cut_are_marked(tmp_path):
+    weights = load_weights(save_peer(peer("BertForQuestionAnswering"), tmp_path / "model"))
+    predictor = TaskHead(weights, QuestionAnswering(max_length=40, query=5), batch_size=2, top=1)
+    context = "the river walks " * 30
+    predictions = asked(predictor, [("bird " * 5, context), ("bird " * 6, context)])
+    assert [p.get("cut", False) for p in predictions] == [False, True]
+    assert (predictor.max_length, predictor.cuttable) == (5, "questions")
 
 
 def test_labels_of_one_name_are_refused(tmp_path):

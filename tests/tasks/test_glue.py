@@ -161,10 +161,13 @@ def test_submissions_have_the_official_labels(name, predicted, told):
     assert content == f"index\tprediction\n0\t{told}\n"
 
 
-def test_submissions_are_in_the_order_of_their_index():
+def test_submissions_are_in_the_order_of_their_index(capsys):
     predictions = [{"id": "10", "predicted": "1"}, {"id": "9", "predicted": "0"}]
     content = submission("cola", Path("test.tsv"), predictions)
     assert content == {"CoLA.tsv": "index\tprediction\n9\t0\n10\t1\n"}
+    assert "test.tsv: 9 examples are not in it, or were left out" in capsys.readouterr().err
+    submission("cola", Path("test.tsv"), [{"id": str(i), "predicted": "1"} for i in (1, 0)])
+    assert capsys.readouterr().err == ""
     with pytest.raises(UserError, match="numbers its test examples, and one is 'x'"):
         submission("cola", Path("test.tsv"), [{"id": "x", "predicted": "1"}])
 

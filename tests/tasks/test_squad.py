@@ -130,6 +130,20 @@ def test_real_questions_are_the_same_in_rows(test_data, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_empty_answers_of_a_whole_file_are_hidden_ones(tmp_path, name):
+    empty = {"answers": {"text": [], "answer_start": []}}
+    path = row_file(tmp_path / name, *[ROW | empty] * 2)
+    assert [question.answers for question in read_squad(path, labelled=False)[0]] == [None, None]
+    assert [question.answers for question in read_squad(path)[0]] == [(), ()]
+    known = {"answers": {"text": ["Blue"], "answer_start": [0]}}
+    path = row_file(tmp_path / name, ROW | {"context": "Blue."} | known, ROW | empty)
+    assert [len(q.answers or ()) for q in read_squad(path, labelled=False)[0]] == [1, 0]
+    assert read_squad(path, labelled=False)[0][1].answers == ()
+    path = squad_file(tmp_path / "a.json", is_impossible=True, plausible_answers=[])
+    assert read_squad(path, labelled=False)[0][0].answers == ()
+
+
 def test_questions_of_a_context_are_held_out_together(tmp_path):
     (read,), _ = read_squad(squad_file(tmp_path / "a.json"))
     assert read.group == read.context
