@@ -74,7 +74,8 @@ def parse_grid(arguments: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The values of each field, from FIELD=VALUE,VALUE,...; the paper's grid from nothing.
 
     Raises:
-      UserError: an argument without values, or a field or one of its values twice.
+      UserError: an argument without values, a field or one of its values twice, or a field that
+        makes no runs to compare.
     """
     grid: dict[str, tuple[str, ...]] = {}
     for argument in arguments:
@@ -89,6 +90,8 @@ def parse_grid(arguments: Sequence[str]) -> dict[str, tuple[str, ...]]:
             )
         if field == "seed":
             raise UserError("--sweep seed: give the number of seeds by --seeds")
+        if field == "task.score":
+            raise UserError("--sweep task.score: it is what runs are compared by; give it once")
         grid[field] = values
     return grid or dict(PAPER_GRID)
 

@@ -38,6 +38,8 @@ def test_a_grid_without_values_is_refused(arguments):
 def test_seeds_are_a_number():
     with pytest.raises(UserError, match="by --seeds"):
         parse_grid(["seed=1,2"])
+    with pytest.raises(UserError, match=r"task\.score: it is what runs are compared by"):
+        parse_grid(["task.score=accuracy,macro_f1"])
 
 
 def test_the_table_has_means_and_deviations_the_best_first():
