@@ -30,7 +30,7 @@ from bert_jax.models.layers import (
     project_stacked,
     project_unbiased,
 )
-from bert_jax.models.pallas_attention import pallas_attention
+from bert_jax.models.pallas_attention import fits_vector_memory, pallas_attention
 from bert_jax.models.products import product, product_in_training
 from bert_jax.models.triton import has_triton_kernels
 
@@ -201,21 +201,24 @@ def implementation(config: BertConfig, length: int, deterministic: bool) -> str:
     """
     platform = device_platform()
     if config.attention != "auto":
-        check_attention(config, platform, deterministic)
+        check_attention(config, platform, deterministic, length)
         return config.attention
     drops = _drops(config, deterministic)
     whole = length % LANES == 0
     pays = {"tpu": whole and length >= _PALLAS_PAYS, "gpu": whole}.get(platform, False)
-    return "pallas" if pays and not _pallas_lacks(config, drops) else "xla"
+    return "pallas" if pays and not _pallas_lacks(config, drops, length) else "xla"
 
 
-def check_attention(config: BertConfig, platform: str, deterministic: bool = False) -> None:
+def check_attention(
+    config: BertConfig, platform: str, deterministic: bool = False, length: int = LANES
+) -> None:
     """Check that what `config.attention` names can compute it.
 
     Args:
       config: of the model.
       platform: of the devices: cpu, gpu or tpu.
       deterministic: whether there is no dropout whatever the config says.
+      length: of the sequences, where it is known.
 
     Raises:
       UserError: it is for other devices, or does not have what the model needs.
@@ -232,7 +235,7 @@ def check_attention(config: BertConfig, platform: str, deterministic: bool = Fal
             f"config.model.attention={chosen} runs on a {' or '.join(needed)}, and the "
             f"devices are of the backend {platform}; set it to auto"
         )
-    if lacks := lacking(config, _drops(config, deterministic)):
+    if lacks := lacking(config, _drops(config, deterministic), length):
         raise UserError(f"config.model.attention={chosen} needs {lacks}; or set it to auto or xla")
 
 
@@ -240,26 +243,30 @@ def _drops(config: BertConfig, deterministic: bool) -> bool:
     return not deterministic and config.attention_probs_dropout_prob > 0
 
 
-def _pallas_lacks(config: BertConfig, drops: bool) -> str:
+def _pallas_lacks(config: BertConfig, drops: bool, length: int) -> str:
     """What the kernels need that this model or these devices do not have; "" for nothing."""
     if drops and config.dropout_bits != "hash":
         return f"config.model.dropout_bits=hash, not {config.dropout_bits}"
     if device_kind() in ("TPU v2", "TPU v3"):  # Mosaic has no bfloat16 product for them
         return f"a TPU v4 or later, not a {device_kind()}"
+    heads = config.num_attention_heads
+    width = config.hidden_size // heads
     if device_platform() != "gpu":
-        return ""
-    width = config.hidden_size // config.num_attention_heads
+        fits = fits_vector_memory(length, heads, width, config.dtype)
+        return "" if fits else f"less of a TPU's vector memory than {length} keys {width} wide take"
     # Wider ones take more memory than a multiprocessor of some GPUs has.
     if width not in (16, 32, 64):
         return f"heads of 16, 32 or 64, not {width}"
     return _gpu_lacks(config)
 
 
-def _cudnn_lacks(config: BertConfig, drops: bool) -> str:
+def _cudnn_lacks(config: BertConfig, drops: bool, length: int) -> str:
     """What cuDNN needs that this model or this machine's GPU does not have; "" for nothing."""
     width = config.hidden_size // config.num_attention_heads
     if drops:
         return "config.model.attention_probs_dropout_prob=0: it cannot drop probabilities"
+    if length % 2:  # for its gradient
+        return f"an even length, not {length}"
     if width % 8 or width > 128:
         return f"heads of a multiple of 8 up to 128 wide, not {width}"
     return _gpu_lacks(config)

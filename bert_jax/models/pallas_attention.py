@@ -44,6 +44,27 @@ from bert_jax.models.kernels import (
 # of 128 and two heads are no more than that on a v5e. In all 512 x 512 scores of a head, 1 MiB in
 # float32, of which the backward pass has some six: a kernel may have 16 MiB there.
 _POSITIONS = 512
+# Of those 16 MiB, what a block's keys and values, their gradients and the sums of these may take:
+# for a v5e, programs of 11.8 MB compiled, those of 12.6 MB and more did not (libtpu 0.0.42).
+_MOST_BYTES = 12_000_000
+
+
+def fits_vector_memory(length: int, heads: int, width: int, dtype: str) -> bool:
+    """Whether a TPU's vector memory holds what the kernels of a step have there at once.
+
+    Args:
+      length: of the sequences.
+      heads: of the model; a device has its part of them, under the mesh that is set.
+      width: of a head.
+      dtype: of keys and values.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = jax.tree.leaves(tuple(logical_to_mesh_axes(("heads",)) or ()))
+    parts = math.prod(mesh.shape.get(axis, 1) for axis in axes)
+    lanes = _lanes(heads // parts * width, width)
+    # Twice, for the next block is read and the last one written meanwhile; the sums are float32.
+    bytes_each = 2 * 4 * jnp.dtype(dtype).itemsize + 2 * 4
+    return max(length, _POSITIONS) * lanes * bytes_each <= _MOST_BYTES
 
 
 def pallas_attention(
@@ -258,8 +279,7 @@ def _run(
     """
     query, key, value, queries, keys, place = operands
     batch, length, features = query.shape
-    lanes = math.lcm(LANES, settings.width)
-    lanes = features if features % lanes else lanes
+    lanes = _lanes(features, settings.width)
     rows = _divisor(batch, _POSITIONS // length, 1)
     size = _divisor(length, _POSITIONS**2 // length, LANES)
     some = pl.BlockSpec((rows, size, lanes), lambda b, h, q, _: (b, q, h))
@@ -295,6 +315,12 @@ def _run(
         interpret=settings.interpret,
         name=kernel.__name__.strip("_"),
     )(place, *arrays)
+
+
+def _lanes(features: int, width: int) -> int:
+    """Features that a step takes: those of as many heads as fill the lanes, or of all."""
+    lanes = math.lcm(LANES, width)
+    return features if features % lanes else lanes
 
 
 def _divisor(number: int, most: int, unit: int) -> int:

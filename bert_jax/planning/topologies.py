@@ -66,8 +66,9 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Hosts that feed it."""
-        return -(-self.chips * self.devices_a_chip // self.chip.host_devices)
+        """Hosts that feed it; slices share none."""
+        devices = math.prod(self.shape) * self.devices_a_chip
+        return -(-devices // self.chip.host_devices) * self.slices
 
     @property
     def devices_a_chip(self) -> int:
@@ -123,6 +124,8 @@ def describe_devices(topology: Topology) -> list[Any]:
     options: dict[str, Any] = {}
     if topology.kind in ("v4", "v5p"):
         options["chip_config_name"] = "megacore"  # both cores of a chip are one device
+    if topology.shape == (1, 1):
+        options["chips_per_host_bounds"] = (1, 1, 1)  # not the 2x2 of a whole host
     if topology.slices > 1:
         options["num_slices"] = topology.slices
     one = Topology(topology.kind, topology.shape).name

@@ -205,6 +205,41 @@ def test_auto_takes_what_pays_and_can(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("length", "hidden", "heads", "dtype", "chosen"),
+    [  # as the compiler for a v5e takes them, or says that vector memory is exhausted
+        (3072, 768, 12, "bfloat16", "pallas"),
+        (4096, 768, 12, "bfloat16", "xla"),
+        (512, 960, 12, "bfloat16", "pallas"),
+        (256, 1152, 16, "bfloat16", "xla"),
+        (2048, 768, 12, "float32", "pallas"),
+        (512, 960, 12, "float32", "xla"),
+    ],
+)
+def test_auto_leaves_what_vector_memory_does_not_hold_to_xla(
+    length, hidden, heads, dtype, chosen, monkeypatch
+):
+    on("tpu", monkeypatch)
+    sizes: Any = {"hidden_size": hidden, "num_attention_heads": heads, "dtype": dtype}
+    config = dataclasses.replace(CONFIG, **sizes)
+    assert implementation(config, length, deterministic=False) == chosen
+    if chosen == "xla":
+        with pytest.raises(UserError, match=f"vector memory than {length} keys"):
+            implementation(dataclasses.replace(config, attention="pallas"), length, False)
+
+
+def test_vector_memory_is_that_of_a_devices_heads(monkeypatch):
+    """Three heads of 64 on a device do not divide into pairs, and are taken at once."""
+    monkeypatch.setattr(attention_module, "device_platform", lambda: "tpu")
+    sizes: Any = {"hidden_size": 768, "num_attention_heads": 12, "dtype": "bfloat16"}
+    config = dataclasses.replace(CONFIG, **sizes)
+    for tensor, chosen in ((2, "pallas"), (4, "xla")):
+        shape = (8 // tensor, 1, tensor)
+        mesh = jax.make_mesh(shape, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+        with jax.set_mesh(mesh):
+            assert with_rules(implementation)(config, 3072, False) == chosen
+
+
+@pytest.mark.parametrize(
     ("attention", "platform", "change", "told"),
     [
         (
@@ -235,6 +270,15 @@ def test_a_wrong_choice_is_refused(attention, platform, change, told, monkeypatc
         implementation(config, 128, deterministic=False)
     if "dropout" in told:
         assert implementation(dataclasses.replace(config, dtype="bfloat16"), 128, True) == attention
+
+
+def test_cudnn_wants_even_lengths(monkeypatch):
+    on("gpu", monkeypatch)
+    sizes: Any = {"attention_probs_dropout_prob": 0.0, "dtype": "bfloat16"}
+    config = dataclasses.replace(CONFIG, attention="cudnn", **sizes)
+    assert implementation(config, 126, deterministic=False) == "cudnn"
+    with pytest.raises(UserError, match="needs an even length, not 127"):
+        implementation(config, 127, deterministic=False)
 
 
 def test_old_devices_have_no_kernel(monkeypatch):

@@ -16,6 +16,7 @@ from bert_jax.planning.topologies import SLICES, Topology, describe_devices, par
         ("v4:2x2x4", Topology("v4", (2, 2, 4)), 16, 4),
         ("v5e:2x2", Topology("v5e", (2, 2)), 4, 1),
         ("v5e:16x16*2", Topology("v5e", (16, 16), 2), 512, 64),
+        ("v5e:2x2*3", Topology("v5e", (2, 2), 3), 12, 3),
         ("v3:4x4", Topology("v3", (4, 4)), 16, 4),
         ("h200:8", Topology("h200", (8,)), 8, 1),
         ("cpu:8", Topology("cpu", (8,)), 8, 1),

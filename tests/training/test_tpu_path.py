@@ -33,6 +33,17 @@ def test_attention_at_512_is_a_kernel_that_writes_no_scores(scan_layers):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("length", "kernel"), [(3072, True), (4096, False)])
+def test_attention_is_a_kernel_as_far_as_vector_memory_goes(length, kernel):
+    """The longest whose kernel compiles, with dropout, and one that would be refused."""
+    (topology,) = parse_topologies("v5e:1x1")
+    model = dataclasses.replace(MODEL, num_hidden_layers=2, max_position_embeddings=length)
+    phase = Phase(seq_len=length, batch_size=1, max_predictions=8)
+    program = compile_phase(Config(model=model), phase, describe_devices(topology)).text
+    assert ("backward_kernel" in program) == kernel
+
+
+@pytest.mark.slow
 def test_each_tpu_draws_its_own_part_of_the_hardware_s_bits():
     model = dataclasses.replace(MODEL, dropout_bits="hardware")
     program = step_for_a_tpu(model, 128)
