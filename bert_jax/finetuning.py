@@ -35,7 +35,7 @@ from bert_jax.training.clock import Clock
 from bert_jax.training.cluster import SAME_FILES, Cluster
 from bert_jax.training.compilation import keep_compiled_programs
 from bert_jax.training.console import figure
-from bert_jax.training.flops import training_flops_per_token
+from bert_jax.training.flops import finetuning_flops_per_token
 from bert_jax.training.loop import Run, train_steps
 from bert_jax.training.metrics import write_environment
 from bert_jax.training.optimizer import make_optimizer
@@ -279,7 +279,12 @@ def _train_epoch(
     sizes, parts = data.computed.sizes, batch_parts(run.mesh)
     batches = host_batches(data.train, plan[done:], config, sizes, rows, parts, pad_id)
 
-    per_token = training_flops_per_token(config.model, round(data.computed.length), 0)
+    per_token = finetuning_flops_per_token(
+        config.model,
+        round(data.computed.length),
+        of_pieces=data.task.of_pieces,
+        frozen_layers=config.freeze_layers,
+    )
     stretch = Stretch(phase=epoch, end=end, flops=per_token)
     return train_steps(run, stretch, state, batches, scoring.dev_scores, _evaluation_text)
 

@@ -72,6 +72,7 @@ class QuestionAnswering(Task):
     kind: ClassVar[str] = "question_answering"
     packable: ClassVar[bool] = False
     architecture: ClassVar[str] = "BertForQuestionAnswering"
+    of_pieces: ClassVar[bool] = True
 
     def read(self, path: Path, labelled: bool = True) -> list[Question]:
         """See `Task.read`: of a SQuAD file, 1.1 or 2.0."""

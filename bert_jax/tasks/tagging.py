@@ -82,6 +82,7 @@ class Tagging(Task):
 
     kind: ClassVar[str] = "tagging"
     architecture: ClassVar[str] = "BertForTokenClassification"
+    of_pieces: ClassVar[bool] = True
 
     def read(self, path: Path, labelled: bool = True) -> list[Tagged]:
         """See `Task.read`; IOB1 and IOBES become IOB2."""

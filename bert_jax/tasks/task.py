@@ -55,6 +55,7 @@ class Task:
       kind: the task's name, under which its settings are stored with a model.
       architecture: of transformers: a key of `interop.names.PARTS`.
       frozen_encoder: whether the head alone is trained.
+      of_pieces: whether the head reads every piece of the last layer, and not [CLS] alone.
       packable: whether padding has no part in the loss, so that it need not be computed.
     """
 
@@ -71,6 +72,7 @@ class Task:
     kind: ClassVar[str]
     architecture: ClassVar[str]
     frozen_encoder: ClassVar[bool] = False
+    of_pieces: ClassVar[bool] = False
     packable: ClassVar[bool] = True
 
     @abstractmethod

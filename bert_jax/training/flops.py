@@ -40,13 +40,37 @@ def training_flops_per_token(model: BertConfig, seq_len: int, max_predictions: f
     position a sequence), elementwise work, the padded rows of the vocabulary and what `remat`
     computes again do not.
     """
-    layers, hidden, read = model.num_hidden_layers, model.hidden_size, max_predictions / seq_len
-    queried = layers - 1 + read
-    keys_and_values = 6 * layers * 2 * hidden**2
-    others = 6 * queried * (2 * hidden**2 + 2 * hidden * model.intermediate_size)
-    attention = 12 * queried * hidden * seq_len
-    head = 6 * read * (hidden * model.vocab_size + hidden**2)
-    return keys_and_values + others + attention + head
+    hidden, read = model.hidden_size, max_predictions / seq_len
+    whole, last = (_layer_flops(model, seq_len, share) for share in (1, read))
+    head = 2 * read * (hidden * model.vocab_size + hidden**2)
+    return 3 * ((model.num_hidden_layers - 1) * whole + last + head)
+
+
+def finetuning_flops_per_token(
+    model: BertConfig, seq_len: int, *, of_pieces: bool, frozen_layers: int = 0
+) -> float:
+    """The same of fine-tuning, whose head counts as nothing.
+
+    Args:
+      model: the encoder.
+      seq_len: of what is computed.
+      of_pieces: whether the head reads all of the last layer, and not [CLS] alone.
+      frozen_layers: of this many first layers, -1 for all, there is no backward pass.
+    """
+    layers = model.num_hidden_layers
+    frozen = layers if frozen_layers == -1 else frozen_layers
+    forward = [_layer_flops(model, seq_len, 1)] * (layers - 1)
+    forward.append(_layer_flops(model, seq_len, int(of_pieces)))
+    return sum(forward[:frozen]) + 3 * sum(forward[frozen:])
+
+
+def _layer_flops(model: BertConfig, seq_len: int, queried: float) -> float:
+    """Of a layer's forward pass, for one position, where a share of positions is queried."""
+    hidden = model.hidden_size
+    keys_and_values = 2 * 2 * hidden**2
+    others = 2 * (2 * hidden**2 + 2 * hidden * model.intermediate_size)
+    attention = 4 * hidden * seq_len
+    return keys_and_values + queried * (others + attention)
 
 
 def step_flops(model: BertConfig, phase: Phase) -> float:

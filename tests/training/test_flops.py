@@ -1,9 +1,26 @@
 """FLOPs a token against published figures and against a count product by product."""
 
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import pytest
 
 from bert_jax.config import BertConfig, Phase, model_size
-from bert_jax.training.flops import peak_flops, run_flops, step_flops, training_flops_per_token
+from bert_jax.planning.hlo import flops
+from bert_jax.tasks.classification import Classification
+from bert_jax.tasks.question_answering import QuestionAnswering
+from bert_jax.tasks.tagging import Tagging
+from bert_jax.training.flops import (
+    finetuning_flops_per_token,
+    peak_flops,
+    run_flops,
+    step_flops,
+    training_flops_per_token,
+)
+from bert_jax.training.rates import layer_rate, stop_gradients
 
 
 def left_out(model: BertConfig, length: int, predictions: float) -> float:
@@ -44,6 +61,40 @@ def test_counts_every_matrix_product_of_a_small_model():
     computed = 3 * (forward - left_out(model, length, predictions))
     counted = training_flops_per_token(model, length, predictions) * length
     assert counted == pytest.approx(computed)
+
+
+@pytest.mark.parametrize(
+    ("task", "frozen_layers"),
+    [
+        (Classification(labels=("a", "b")), 0),
+        (Classification(labels=("a", "b")), 2),
+        (Classification(labels=("a", "b")), -1),
+        (Tagging(labels=("O", "B-A", "I-A")), 0),
+        (Tagging(labels=("O", "B-A", "I-A")), -1),
+        (QuestionAnswering(), 0),
+    ],
+)
+def test_counts_what_the_compiled_step_of_a_task_computes(task, frozen_layers):
+    """But for the head, and that the first layer trained above frozen ones gives none its gradient.
+
+    Of two sequences of 64.
+    """
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 256}
+    config = BertConfig(**sizes, num_attention_heads=4, vocab_size=50)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    model, ids = task.model(config), jnp.ones((2, 64), jnp.int32)
+    params = nn.unbox(model.init(jax.random.key(0), ids, ids, ids))["params"]
+    rate = functools.partial(layer_rate, layers=4, frozen_layers=frozen_layers)
+
+    def total(params: Any) -> Any:
+        outputs = model.apply({"params": stop_gradients(params, rate)}, ids, ids, ids)
+        return sum(jnp.sum(output) for output in jax.tree.leaves(outputs))
+
+    compiled = jax.jit(jax.grad(total)).lower(params).compile().as_text()
+    counted = finetuning_flops_per_token(
+        config, 64, of_pieces=task.of_pieces, frozen_layers=frozen_layers
+    )
+    assert counted * 2 * 64 == pytest.approx(flops(compiled), rel=0.04)
 
 
 def test_run_adds_up_its_phases_and_what_is_left_of_them():
