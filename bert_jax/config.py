@@ -288,7 +288,8 @@ class Config(RunConfig):
         if self.data.next_sentence and self.model.type_vocab_size < 2:
             raise UserError(
                 f"config.model.type_vocab_size={self.model.type_vocab_size}: pairs have two token "
-                "types; set --config.data.next_sentence=False or --config.model.type_vocab_size=2"
+                "types; set --config.data.next_sentence=False, or from scratch "
+                "--config.model.type_vocab_size=2"
             )
 
 

@@ -125,6 +125,11 @@ class Run:
         return last_step(self.records)
 
     @property
+    def at_most(self) -> str:
+        """What goes before amounts of all rows: where they are packed, a step takes fewer."""
+        return "at most " if self.settings["data"]["packing"] else ""
+
+    @property
     def boundaries(self) -> list[int]:
         """Steps after which each phase but the last ends."""
         return list(accumulate(phase.steps for phase in self.phases))[:-1]
@@ -172,12 +177,11 @@ def _heading(run: Run) -> str:
     model, total = run.model, sum(phase.steps for phase in run.phases)
     state = "finished" if run.step >= total else "in progress or stopped"
     done = run_flops(model, run.phases) - run_flops(model, run.phases, run.step)
-    at_most = "at most " if run.settings["data"]["packing"] else ""
     seconds = sum(account(run.of_kind("time")).values())
     texts = [
         f"{model.num_hidden_layers} layers, {model.hidden_size} wide, {model.vocab_size:,} pieces",
         f"{run.step:,} of {total:,} steps, {state}",
-        f"{at_most}{done:.2g} FLOPs",
+        f"{run.at_most}{done:.2g} FLOPs",
     ]
     texts += environment_facts(run.environment)
     if seconds:
@@ -230,7 +234,7 @@ def _phase_table(run: Run) -> str:
                 f"{phase.seq_len}",
                 f"{phase.batch_size:,}",
                 f"{done:,} of {phase.steps:,}",
-                f"{done * phase.batch_size * phase.seq_len:,}",
+                f"{run.at_most}{done * phase.batch_size * phase.seq_len:,}",
                 cell(last.get("mlm_accuracy"), ".1%"),
                 cell(last.get("nsp_accuracy"), ".1%"),
                 _median(train, "tokens_per_second", ",.0f"),

@@ -208,6 +208,17 @@ def test_equal_runs_give_equal_bytes(tmp_path):
     assert write_report(run, tmp_path / "again.html").read_bytes() == first
 
 
+def test_tokens_of_a_packed_run_are_at_most_so_many(tmp_path):
+    run = make_run(tmp_path / "run")
+    unpacked = Page(write_report(run)).table("length")[1][4]
+    config = json.loads((run / "config.json").read_text())
+    config["data"]["packing"] = True
+    (run / "config.json").write_text(json.dumps(config))
+    page = Page(write_report(run))
+    assert page.table("length")[1][4] == f"at most {unpacked}"
+    assert "at most" in page.text.partition("FLOPs")[0]
+
+
 def test_a_run_that_went_on_in_another_environment_says_so(tmp_path):
     run = make_run(tmp_path / "run")
     told = "begun on other devices or with other versions"
