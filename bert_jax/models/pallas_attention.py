@@ -44,9 +44,10 @@ from bert_jax.models.kernels import (
 # of 128 and two heads are no more than that on a v5e. In all 512 x 512 scores of a head, 1 MiB in
 # float32, of which the backward pass has some six: a kernel may have 16 MiB there.
 _POSITIONS = 512
-# Of those 16 MiB, what a block's keys and values, their gradients and the sums of these may take:
-# for a v5e, programs of 11.8 MB compiled, those of 12.6 MB and more did not (libtpu 0.0.42).
-_MOST_BYTES = 12_000_000
+# Of those 16 MiB, what a block's keys and values, their gradients and the sums of these may take.
+# Programs of 7.9 MB compiled for a v4, v5e, v5p and v6e, those of 9.4 MB not for a v4, and of 12 MB
+# neither for a v5p nor for a v5e (libtpu 0.0.42).
+_MOST_BYTES = 8_000_000
 
 
 def fits_vector_memory(length: int, heads: int, width: int, dtype: str) -> bool:

@@ -137,7 +137,7 @@ def _abstract_batch(config: Config, phase: Phase, mesh: Mesh) -> dict[str, jax.S
 def _compile_error(error: Exception) -> Exception:
     text = str(error)
     # A kernel that asks for too much of a chip's own memory does so whatever is saved elsewhere.
-    if "RESOURCE_EXHAUSTED" not in text or "CompileTimeScopedVmemOom" in text:
+    if "RESOURCE_EXHAUSTED" not in text or "memory space vmem" in text:
         return UserError(f"the compiler says: {first_line(error)}")
     used = re.search(r"required for HLO temporaries \(([\d.]+)([KMGT]?)\)", text) or re.search(
         r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", text

@@ -221,7 +221,7 @@ def test_a_step_for_which_there_is_no_room_is_no_traceback(monkeypatch):
 
 
 def test_another_failure_of_the_compiler_is_told():
-    kernel = "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom: ran out of memory in vmem"
+    kernel = "RESOURCE_EXHAUSTED: E1001: Ran out of memory in memory space vmem while allocating"
     assert isinstance(_compile_error(RuntimeError(kernel)), UserError)
     error = _compile_error(RuntimeError("INTERNAL: it broke\nand how"))
     assert isinstance(error, UserError)

@@ -33,12 +33,15 @@ def test_attention_at_512_is_a_kernel_that_writes_no_scores(scan_layers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("length", "kernel"), [(3072, True), (4096, False)])
-def test_attention_is_a_kernel_as_far_as_vector_memory_goes(length, kernel):
-    """The longest whose kernel compiles, with dropout, and one that would be refused."""
-    (topology,) = parse_topologies("v5e:1x1")
+@pytest.mark.parametrize(
+    ("name", "length", "kernel"),
+    [("v4:2x2x1", 2560, True), ("v4:2x2x1", 3072, False), ("v5e:1x1", 2560, True)],
+)
+def test_attention_is_a_kernel_as_far_as_vector_memory_goes(name, length, kernel):
+    """The longest, with dropout, and one whose kernel a v4's compiler refuses."""
+    (topology,) = parse_topologies(name)
     model = dataclasses.replace(MODEL, num_hidden_layers=2, max_position_embeddings=length)
-    phase = Phase(seq_len=length, batch_size=1, max_predictions=8)
+    phase = Phase(seq_len=length, batch_size=topology.chips, max_predictions=8)
     program = compile_phase(Config(model=model), phase, describe_devices(topology)).text
     assert ("backward_kernel" in program) == kernel
 
