@@ -199,9 +199,9 @@ class OptimizerConfig:
 class MeshConfig:
     """Devices along each axis of the mesh; -1 is whatever the other axes leave."""
 
-    data: int = setting(-1, "data parallel")
-    fsdp: int = setting(1, "data parallel, parameters and optimizer state sharded")
-    tensor: int = setting(1, "heads, feed-forward and vocabulary sharded")
+    data: int = setting(-1, "devices of data parallelism; -1 is all that the others leave")
+    fsdp: int = setting(1, "the same, among which parameters and optimizer state are sharded")
+    tensor: int = setting(1, "devices among which heads, feed-forward and vocabulary are sharded")
     shard_optimizer: bool = setting(
         False, "shard the optimizer state along data too (ZeRO-1); the training is the same"
     )
@@ -211,11 +211,11 @@ class MeshConfig:
 class LimitsConfig:
     """Seconds after which a process that waits gives up, to be started again."""
 
-    start: int = setting(300, "for all processes to come together, at the start")
-    heartbeat: int = setting(100, "without a sign of life from another process")
-    compile: int = setting(3600, "for a step to be compiled, the state made, or others to read")
-    step: int = setting(600, "for a step of training or evaluation, its batch included")
-    save: int = setting(1800, "for a checkpoint, or at the end the model, to be written")
+    start: int = setting(300, "seconds for all processes to come together, at the start")
+    heartbeat: int = setting(100, "seconds without a sign of life from another process")
+    compile: int = setting(3600, "seconds to compile a step, make the state, or for others to read")
+    step: int = setting(600, "seconds for a step of training or evaluation, its batch included")
+    save: int = setting(1800, "seconds for a checkpoint, or at the end the model, to be written")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,7 +237,9 @@ class RunConfig:
     model: BertConfig = group(BertConfig, "the model")
     optimizer: OptimizerConfig = group(OptimizerConfig, "update rule and schedule")
     mesh: MeshConfig = group(MeshConfig, "device mesh")
-    xla_options: str = setting("", "compiler options of the step: NAME=VALUE,...; NAME= drops ours")
+    xla_options: str = setting(
+        "", "compiler options of the step: NAME=VALUE,...; NAME= drops a default"
+    )
     limits: LimitsConfig = group(LimitsConfig, "how long to wait, in seconds")
     log_every: int = setting(100, "steps between lines of metrics")
     eval_every: int = setting(10_000, "steps between evaluations on held-out examples")

@@ -1,6 +1,6 @@
 """python -m bert_jax.convert: weights from and to Hugging Face, Google and this package.
 
-Every tensor keeps its bytes, but for what --dtype and --max_position_embeddings ask for. What was
+Every value is kept exactly, but for what --dtype and --max_position_embeddings ask for. What was
 missing, left over or dropped is listed.
 """
 

@@ -2,7 +2,7 @@
 
 The very train step that `train` would run is compiled ahead of time, for each phase of the recipe
 and each topology: does it fit, what does it compute and exchange, how long would it take at best.
-TPUs are compiled for by their own compiler (`pip install "bert_jax[tpu]"`), NVIDIA's GPUs by theirs
+TPUs are compiled for by their own compiler (`pip install -e ".[tpu]"`), NVIDIA's GPUs by theirs
 (`"bert_jax[gpu]"`), on any machine. Without it GPUs are estimated from a program for the CPU.
 """
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument(
         "--search",
         action="store_true",
-        help="look for the largest batch that fits, too: three more compilations a phase",
+        help="look for the largest batch that fits, too: up to four more compilations a phase",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plans there")
     parser.add_argument(

@@ -94,7 +94,7 @@ def _add_common(command: argparse.ArgumentParser, formats: tuple[str, ...], give
         metavar="MODEL",
         help="a run, a directory of Hugging Face's or Google's, or a name of the hub",
     )
-    add("texts", metavar="TEXT", nargs="*", help="texts, as many an item as the command takes")
+    add("texts", metavar="TEXT", nargs="*", help="texts; two by two where the command takes pairs")
     add("--input", type=Path, metavar="FILE", help=given)
     add("--columns", type=_names, metavar="NAME,...", help="columns of the texts in such a file")
     add("--output", type=Path, metavar="FILE", help="where to write; standard output by default")

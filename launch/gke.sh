@@ -38,7 +38,7 @@ flags:
 NAME, NAMESPACE, TOPOLOGY, IMAGE and BUCKET may stand in BERT_JAX_NAME and so on instead. Ctrl-C
 ends the watching alone. docs/tpu.md tells all from an empty project on.
 
-Exit codes: 0 the run is done; 1 it failed; 2 bad usage; 75 there is none.
+Exit codes: 0 the run is done; 1 it failed; 2 bad usage; 75 there is no such JobSet.
 HELP
 }
 

@@ -22,7 +22,7 @@ process a node, each with all GPUs of its node:
 
 Five minutes before its time is up, SLURM tells the run, which saves; the job is queued again and goes
 on from there. So it is where a process was lost, if there has been a new checkpoint. scancel ends it
-for good; then the same sbatch goes on. Options of sbatch come before what the #SBATCH lines say:
+for good; then the same sbatch goes on. Options given to sbatch override the #SBATCH lines:
 --signal=TERM@900 where saving takes longer.
 HELP
   exit

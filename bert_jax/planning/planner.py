@@ -93,7 +93,7 @@ def plan_recipe(
       config: validated; its mesh is that of the plan.
       efficiency: shares of the data sheet's figures that are reached.
       price: of a chip for an hour.
-      search: look for the largest batch that fits too, which takes three more compilations a phase.
+      search: look for the largest batch that fits too, which takes up to four more compilations.
 
     Raises:
       UserError: no compiler for the topology; the mesh does not divide devices, batch or model.

@@ -120,7 +120,7 @@ def describe_devices(topology: Topology) -> list[Any]:
     if not topology.chip.is_tpu:
         return jax.devices("cpu")[: topology.chips]
     if not importlib.util.find_spec("libtpu"):
-        raise UserError('the TPU compiler, libtpu, is not installed; pip install "bert_jax[tpu]"')
+        raise UserError('the TPU compiler, libtpu, is not installed; pip install -e ".[tpu]"')
     options: dict[str, Any] = {}
     if topology.kind in ("v4", "v5p"):
         options["chip_config_name"] = "megacore"  # both cores of a chip are one device

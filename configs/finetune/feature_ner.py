@@ -22,7 +22,7 @@ from bert_jax.tasks.feature_tagging import FeatureTagging
 
 
 def get_config() -> FinetuneConfig:
-    """Table 7's second row of features, the best one."""
+    """Table 7's best features: the last four layers side by side."""
     return FinetuneConfig(
         task=FeatureTagging(),
         epochs=20,

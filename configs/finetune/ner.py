@@ -8,8 +8,8 @@ line between sentences; or a .jsonl of lines {"tokens": ["..."], "tags": ["..."]
 lists them, or a .parquet of such columns (--config.task.tag_column=ner_tags for the hub's
 conll2003). Tags are in IOB1, IOB2 or IOBES. Where columns have other places, they are named:
 --config.task.header=tokens,pos,chunk,tags. Names are told by their capitals: MODEL had better be
-cased. `predict` parts a text at white space, and Han characters stand alone: Chinese is best tagged
-a character a line.
+cased. `predict` parts a text at white space, with punctuation around words and Han characters
+apart: Chinese is best tagged a character a line.
 
 The values are the paper's (section 5.3 and appendix A.3): batches of 32, three epochs, 5e-5; a word
 is tagged by its first piece, without a CRF. Scores are of whole entities, as conlleval and seqeval

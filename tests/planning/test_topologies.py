@@ -81,5 +81,5 @@ def test_figures_of_tpus_are_nearly_those_that_jax_has(kind, version, cores):
 
 def test_without_the_tpu_compiler_its_extra_is_named(monkeypatch):
     monkeypatch.setattr(topologies.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'pip install "bert_jax\[tpu\]"'):
+    with pytest.raises(UserError, match=r'pip install -e "\.\[tpu\]"'):
         describe_devices(Topology("v5e", (4, 4)))
