@@ -10,6 +10,7 @@ Cost: 13.5 million tokens, at 30,000 a second on two cores of an Intel Xeon: und
 corpus and report included.
 Reached there, on held-out documents: MLM accuracy 19.4 % at 128 and 18.0 % at 512 (the most
 frequent token: 6.5 and 7.1 %), NSP accuracy 84 and 87 % (the more frequent label: 53 and 59 %).
+README.md has the figures of another machine, and how far seeds differ.
 """
 
 from bert_jax.config import Config, OptimizerConfig, Phase, model_size
