@@ -6,6 +6,7 @@ Each row of a table is a way to cut, and the microseconds of a kernel by it: of 
 times twenty in a row. `bert_jax/models/gpu_attention.py` has the ways that were the fastest.
 """
 
+import argparse
 import functools
 import itertools
 import math
@@ -92,6 +93,11 @@ def compare(title: str, name: str, ways: Iterator[Blocks], function: Any, *opera
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.attention_blocks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args()
     print(f"on {jax.devices()[0].device_kind}")
     for batch, length, heads in SHAPES:
         operands, gradient = arrays(batch, length, heads)

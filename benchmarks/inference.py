@@ -1,8 +1,8 @@
 """Suite `inference`: pooled outputs of sequences of mixed lengths, of equal ones, and of one alone.
 
 Ours goes through what `predict` goes through (`tasks/inference.py`): batches of similar lengths.
-The peer takes the sequences as they come, a batch padded to its longest, as pipelines do; eager,
-for a program is compiled anew for each length.
+The peer takes the sequences as they come, a batch padded to its longest, as pipelines do; and once
+more sorted by length where they are mixed, compiled where they are of one length.
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,10 @@ COUNTS = {
 }
 QUICK_COUNTS = {"cpu": {"mixed": 64}, "cuda": COUNTS["cuda"]}
 BATCH = {"cpu": 32, "cuda": 128}
+# What a user may do for the peer, beside what it does as it comes.
+AS_IT_COMES = ("", {})
+SORTED, COMPILED = (", sorted", {"ordered": True}), (", compiled", {"mode": "default"})
+WAYS = {"mixed": (AS_IT_COMES, SORTED)} | dict.fromkeys(("equal", "alone"), (AS_IT_COMES, COMPILED))
 
 
 def lengths(kind: str, count: int) -> list[int]:
@@ -46,11 +50,12 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
             print(f"{size}, {kind}", flush=True)
             peers = [
                 Contender(
-                    f"PyTorch, {dtype}",
+                    f"PyTorch{way}, {dtype}",
                     "benchmarks.inference_torch",
-                    settings | {"dtype": dtype, "device": device},
+                    settings | {"dtype": dtype, "device": device} | more,
                     allocator.SETTINGS,
                 )
+                for way, more in WAYS[kind]
                 for dtype in DTYPES
             ]
             own = in_jax("ours", "benchmarks.inference_jax", settings, DTYPES, device)

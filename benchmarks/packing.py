@@ -8,8 +8,8 @@ is that of real tokens a second. Several, for packed steps differ in their rows 
 do: the first step after one of another shape takes longer.
 """
 
+import argparse
 import itertools
-import sys
 import time
 from pathlib import Path
 
@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from benchmarks.batches import PREDICTIONS
-from benchmarks.step_jax import Trainer, model_of
-from bert_jax.config import Config, Phase
+from benchmarks.step_jax import Trainer
+from bert_jax.config import Config, Phase, model_size
 from bert_jax.data.packing import PackedExamples
 from bert_jax.data.pipeline import Batch, PairExamples, open_examples
 from bert_jax.data.tokenization import Tokenizer, load_tokenizer
@@ -65,9 +65,14 @@ def seconds(trainer: Trainer, batches: list[Batch]) -> float:
 
 
 def main() -> None:
-    directory, size = Path(sys.argv[1]), (*sys.argv[2:], "mini")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.packing", description=__doc__)
+    parser.add_argument("directory", type=Path, metavar="DIRECTORY", help="of token shards")
+    parser.add_argument("size", nargs="?", default="mini", metavar="SIZE", help="mini by default")
+    arguments = parser.parse_args()
+    directory, size = arguments.directory, arguments.size
     tokenizer = load_tokenizer(directory / "tokenizer")
-    config = Config(model=model_of(size, "bfloat16"))
+    config = Config(model=model_size(size))
+    config.model.dtype = "bfloat16"
     config.model.vocab_size = tokenizer.vocab_size
     config.data.packing = True
     print_shares(directory, tokenizer, config)

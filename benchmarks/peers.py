@@ -3,7 +3,7 @@
 python -m benchmarks.peers SIZE DIRECTORY writes random weights of a size, as `transformers` does.
 """
 
-import sys
+import argparse
 
 import transformers
 
@@ -22,4 +22,8 @@ def peer_config(size: str) -> transformers.BertConfig:
 
 
 if __name__ == "__main__":
-    transformers.BertForPreTraining(peer_config(sys.argv[1])).save_pretrained(sys.argv[2])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("size", metavar="SIZE", help="tiny, mini, small, base or large")
+    parser.add_argument("directory", metavar="DIRECTORY", help="to write")
+    given = parser.parse_args()
+    transformers.BertForPreTraining(peer_config(given.size)).save_pretrained(given.directory)

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.batches import phase_of, read_batch
 from bert_jax.allocator import take_memory_in_main_thread
-from bert_jax.config import BertConfig, Config, model_size
+from bert_jax.config import Config, model_size
 from bert_jax.training.program import pretraining_program
 from bert_jax.training.sharding import make_mesh, shard_batch
 from bert_jax.training.state import create_state
@@ -42,18 +42,11 @@ class Trainer:
         return outcome
 
 
-def model_of(size: str, dtype: str) -> BertConfig:
-    """A size; the layers of `base` and `large` are scanned, which compiles sooner."""
-    model = model_size(size)
-    model.dtype, model.scan_layers = dtype, size in ("base", "large")
-    return model
-
-
-def prepare(size: str, batch: str, dtype: str, recipe: bool = False) -> Callable[[], Any]:
-    """A function that has the device take one step; `recipe`: its layers in a row at any size."""
+def prepare(size: str, batch: str, dtype: str) -> Callable[[], Any]:
+    """A function that has the device take one step."""
     arrays = read_batch(batch)
-    config = Config(model=model_of(size, dtype))
-    config.model.scan_layers &= not recipe
+    config = Config(model=model_size(size))
+    config.model.dtype = dtype
     config.data.packing = "segment_ids" in arrays
     config.phases = (phase_of(arrays),)
     trainer = Trainer(config)

@@ -19,11 +19,11 @@ SUITES = {
     "cpu": [
         ([f"ours{packed}, {dtype}" for packed in ("", ", packed") for dtype in DTYPES], 4),
     ],
-    "inference": [(["ours, float32", "ours, bfloat16"], 2)],
+    "inference": [(["ours, float32", "ours, bfloat16"], 4)],
     "finetune": [(["ours, compiled", "ours, from the cache"], 1)],
     "input": [(["ours, one thread", "ours, tf.data"], 2), (["ours, prepare"], 1)],
     "startup": [
-        (["ours, import", "ours, --help"], 1),
+        (["ours, import", "ours, with TensorFlow", "ours, --help"], 1),
         (["ours, compiled", "ours, from the cache"], 1),
         (["scanned"], 1),
         (["prepare, 1.0 MB", "prepare, 0.1 MB", "train, tiny", "convert, 17 MiB of weights"], 0),
