@@ -199,8 +199,10 @@ class Tokenizer:
                     f"new token {piece!r}: no text becomes it: this vocabulary cuts or changes the "
                     "word (by lower case, accents, punctuation, spaces)"
                 )
-        ids = range(self.vocab_size, self.vocab_size + len(pieces))
-        document["model"]["vocab"] |= dict(zip(pieces, ids, strict=True))
+        # What stands beside the vocabulary keeps its ids only within it.
+        beside = {token["content"]: token["id"] for token in document["added_tokens"]}
+        new = {piece: self.vocab_size + number for number, piece in enumerate(pieces)}
+        document["model"]["vocab"] |= beside | new
         return Tokenizer(
             tokenizers.Tokenizer.from_str(json.dumps(document)), self._names, self._markers
         )
@@ -283,7 +285,7 @@ def load_tokenizer(path: str | Path, lowercase: bool | None = None) -> Tokenizer
         backend.add_tokens(read_added_tokens(path.with_name("added_tokens.json"), pieces))
     names = special_names(backend.get_vocab(), path, config)
     with library_errors(f"{path}: not a vocabulary"):
-        tokenizer = Tokenizer(backend, names, special_markers(config))
+        tokenizer = Tokenizer(backend, names, special_markers(config, path, backend))
     unknown = unknown_piece(tokenizer._document["model"])
     if unknown not in (None, names["unk_token"]):
         raise UserError(

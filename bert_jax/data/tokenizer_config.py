@@ -7,6 +7,7 @@ from typing import Any
 import tokenizers
 from tokenizers import normalizers
 
+from bert_jax.data.vocabulary_files import read_json
 from bert_jax.errors import UserError
 
 _BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer")
@@ -15,15 +16,32 @@ _BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MobileBer
 _OF_OTHER_RULES = ("XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer")
 
 
-def special_markers(config: dict) -> frozenset[str]:
-    """The special pieces that a user has added for texts to say, such as those around an entity."""
+def special_markers(config: dict, path: Path, backend: tokenizers.Tokenizer) -> frozenset[str]:
+    """The special pieces that a user has added for texts to say, such as those around an entity.
+
+    Older versions of transformers listed them in special_tokens_map.json. Those that are special
+    and beside the vocabulary need no list.
+
+    Args:
+      config: of tokenizer_config.json.
+      path: of the vocabulary, in the same folder.
+      backend: what was read of it.
+
+    Raises:
+      UserError: special_tokens_map.json is no JSON object.
+    """
+    special_tokens_map = path.with_name("special_tokens_map.json")
     listed: list[Any] = []
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        tokens = config.get(key)
-        tokens = [*tokens.values()] if isinstance(tokens, dict) else tokens
-        listed += tokens if isinstance(tokens, list) else []
+    for content in (config, read_json(special_tokens_map) if special_tokens_map.exists() else {}):
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            tokens = content.get(key)
+            tokens = [*tokens.values()] if isinstance(tokens, dict) else tokens
+            listed += tokens if isinstance(tokens, list) else []
     pieces = [token.get("content") if isinstance(token, dict) else token for token in listed]
-    return frozenset(piece for piece in pieces if isinstance(piece, str))
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    added = backend.get_added_tokens_decoder().values()
+    beside = [token.content for token in added if token.special and token.content not in vocabulary]
+    return frozenset(piece for piece in [*pieces, *beside] if isinstance(piece, str))
 
 
 def rules_by_pieces(pieces: list[str], lowercase: bool | None) -> dict[str, Any]:

@@ -98,10 +98,10 @@ def reduced(weights: Weights, architecture: str) -> Weights:
 
 def _reader(directory: Path) -> Callable[[Path], Weights]:
     """What reads a directory: it is known by its files."""
+    if any(directory.glob("*.safetensors*")):  # with its Trainer's checkpoints beside it, maybe
+        return read_huggingface
     if (directory / CHECKPOINTS).is_dir():
         return read_run
-    if any(directory.glob("*.safetensors*")):
-        return read_huggingface
     # Without the index too, where the config is Google's alone.
     config = (directory / GOOGLES_CONFIG).exists() and not (directory / CONFIG).exists()
     return read_google if config or any(directory.glob("*.index")) else read_huggingface

@@ -163,7 +163,9 @@ def filled(parts: list[str], ids: np.ndarray, tokenizer: Tokenizer) -> str:
     text = parts[0]
     for index, part in zip(ids, parts[1:], strict=True):
         before = text if tokenizer.starts_word[index] else text.rstrip()
-        text = before + tokenizer.pieces[index].removeprefix("##").lstrip("▁Ġ") + part
+        # Pieces of bytes are no text until they are decoded; special ones are left out by that.
+        piece = tokenizer.decode([index]) or tokenizer.pieces[index]
+        text = before + piece.removeprefix("##").lstrip("▁ ") + part
     return text
 
 

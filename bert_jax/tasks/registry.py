@@ -99,6 +99,8 @@ def load_task(directory: Path, weights: Weights) -> Task:
     kind = _KINDS.get((weights.architecture, problem))
     if kind == "classification" and problem is None and weights.labels == 1:
         kind = "regression"  # as transformers takes it
+    if kind == "regression" and weights.labels != 1:
+        raise UserError(f"{weights.source}: predicts {weights.labels} values; one is supported")
     if kind is None:
         raise UserError(
             f"{weights.source}: is a {weights.architecture} and has no head of a task; fine-tune "

@@ -35,6 +35,26 @@ def test_new_pieces_follow_the_old_and_are_used(tokenizer, tmp_path):
     assert theirs.tokenize("the Covids testing") == ["the", "covid", "##s", "test", "##ing"]
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_pieces_beside_the_vocabulary_keep_their_ids(special, tokenizer, tmp_path):
+    """Those that `add_tokens` of transformers gave a vocabulary before."""
+    tokenizer.save(tmp_path / "plain")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "plain")
+    theirs.add_tokens(["<e1>", "</e1>"], special_tokens=special)
+    theirs.save_pretrained(tmp_path / "added")
+    extended = load_tokenizer(tmp_path / "added").extended(["covid", "##ing"])
+    assert extended.pieces == [*PIECES, "<e1>", "</e1>", "covid", "##ing"]
+    extended.save(tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    other = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again.digest == extended.digest
+    for text in ("<e1> covid</e1> the", "testing<e1>"):
+        ids = extended.encode_batch([text])[0].tolist()
+        assert again.encode_batch([text])[0].tolist() == ids
+        assert other(text, add_special_tokens=False)["input_ids"] == ids
+        assert PIECES.index("the") in ids or len(PIECES) + 3 in ids
+
+
 @pytest.mark.parametrize(
     ("piece", "said"),
     [

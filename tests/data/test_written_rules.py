@@ -197,6 +197,25 @@ def test_additional_special_pieces_are_found_in_text(key, tmp_path):
     assert saved.extra_special_tokens == ["[E1]", "[/E1]"]
 
 
+def test_special_pieces_beside_the_vocabulary_are_found_in_text(tmp_path):
+    """In tokenizer.json alone, as `add_tokens(..., special_tokens=True)` leaves them."""
+    marks = ["[E1]", "[/E1]"]
+    path = write_json(tmp_path / "theirs", lambda backend: backend.add_special_tokens(marks))
+    theirs = transformers.AutoTokenizer.from_pretrained(path)
+    text = "[E1]rain[/E1] falls"
+    [ids] = load_tokenizer(path).encode_batch([text])
+    assert ids.tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+    assert {len(PIECES), len(PIECES) + 1} < set(ids.tolist())
+
+
+def test_special_pieces_may_be_listed_in_a_file_of_their_own(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*PIECES, "[unused1]"]) + "\n")
+    listed = {"additional_special_tokens": ["[unused1]"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(listed))
+    [ids] = load_tokenizer(tmp_path).encode_batch(["[unused1] rain"])
+    assert ids.tolist() == [len(PIECES), PIECES.index("rain")]
+
+
 def test_additional_special_pieces_of_a_vocab_txt_are_found_in_text(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join([*PIECES, "[E1]"]) + "\n")
     listed = {"tokenizer_class": "BertTokenizer", "additional_special_tokens": ["[E1]", {}, "[E9]"]}

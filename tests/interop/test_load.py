@@ -50,6 +50,12 @@ def leaves(tree: Any) -> dict[str, Any]:
     return dict(flatten_dict(tree, sep="/"))
 
 
+def test_checkpoints_of_another_program_beside_weights_make_no_run(tmp_path):
+    source = save_peer(peer("BertForPreTraining"), tmp_path / "theirs")
+    (Path(source) / "checkpoints").mkdir()
+    assert load_weights(source).architecture == "BertForPreTraining"
+
+
 @pytest.mark.parametrize("multiple", [1, 16, 128])
 def test_layers_are_stacked_and_the_vocabulary_padded(multiple, weights):
     trees = {}

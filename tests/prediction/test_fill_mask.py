@@ -5,12 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from peer_models import peer, save_peer
+from tokenizers import decoders, models, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
 
+from bert_jax.data.tokenization import load_tokenizer
 from bert_jax.errors import UserError
 from bert_jax.interop import load_weights
 from bert_jax.prediction.fill_mask import FillMask, filled, windows
@@ -58,6 +62,21 @@ def test_pieces_that_continue_a_word_join_it(source):
     assert tokenizer is not None
     ids = [tokenizer.pieces.index(piece) for piece in ("##s", "bird")]
     assert filled(["the stone ", ", a ", "."], np.array(ids), tokenizer) == "the stones, a bird."
+
+
+def test_pieces_of_bytes_are_filled_in_as_text(tmp_path):
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=300, special_tokens=names, initial_alphabet=alphabet)
+    backend.train_from_iterator(["a café, 서울 서울 café"] * 9, trainer)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    ids = np.array([tokenizer.encode_batch([text])[0][0] for text in (" café", " 서울")])
+    assert [tokenizer.pieces[index] for index in ids] == ["ĠcafÃ©", "ĠìĦľìļ¸"]
+    assert filled(["a ", " in ", "."], ids, tokenizer) == "a café in 서울."
 
 
 def test_of_a_long_text_what_is_around_its_masks_is_read(source):

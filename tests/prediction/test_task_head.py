@@ -65,6 +65,12 @@ def test_values_are_those_of_transformers(problem, tmp_path):
         assert predictor.rows(prediction)[0] == (f"{prediction['predicted']:.3f}", "", text)
 
 
+def test_several_values_of_a_text_are_not_predicted(tmp_path):
+    fields: dict[str, Any] = {"num_labels": 2, "problem_type": "regression"}
+    with pytest.raises(UserError, match="predicts 2 values; one is supported"):
+        made(tmp_path, "BertForSequenceClassification", **fields)
+
+
 def test_tags_are_those_of_transformers(tmp_path):
     source, predictor = made(tmp_path, "BertForTokenClassification", id2label=TAGS)
     pipeline: Any = transformers.pipeline("token-classification", str(source), ignore_labels=[])
