@@ -3,7 +3,7 @@
 The very train step that `train` would run is compiled ahead of time, for each phase of the recipe
 and each topology: does it fit, what does it compute and exchange, how long would it take at best.
 TPUs are compiled for by their own compiler (`pip install -e ".[tpu]"`), NVIDIA's GPUs by theirs
-(`"bert_jax[gpu]"`), on any machine. Without it GPUs are estimated from a program for the CPU.
+(`".[gpu]"`), on any machine. Without it GPUs are estimated from a program for the CPU.
 """
 
 import argparse
