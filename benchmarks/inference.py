@@ -23,10 +23,6 @@ COUNTS = {
 }
 QUICK_COUNTS = {"cpu": {"mixed": 64}, "cuda": COUNTS["cuda"]}
 BATCH = {"cpu": 32, "cuda": 128}
-# What a user may do for the peer, beside what it does as it comes.
-AS_IT_COMES = ("", {})
-SORTED, COMPILED = (", sorted", {"ordered": True}), (", compiled", {"mode": "default"})
-WAYS = {"mixed": (AS_IT_COMES, SORTED)} | dict.fromkeys(("equal", "alone"), (AS_IT_COMES, COMPILED))
 
 
 def lengths(kind: str, count: int) -> list[int]:
@@ -37,12 +33,19 @@ def lengths(kind: str, count: int) -> list[int]:
     return np.clip(drawn, 4, 256).astype(int).tolist()
 
 
+def ways(lengths: list[int]) -> dict[str, dict[str, Any]]:
+    """The peer's settings, by how it is called: as it comes, and what a user may do for it."""
+    if len(set(lengths)) > 1:
+        return {"": {}, ", sorted": {"lengths": sorted(lengths)}}
+    return {"": {}, ", compiled": {"mode": "default"}}
+
+
 def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
     """A record for each size and kind of work; on a GPU anew with each contender."""
     counts = (QUICK_COUNTS if quick else COUNTS)[device]
     for size in (QUICK_SIZES if quick else SIZES)[device]:
         for kind, count in counts.items():
-            settings = {
+            settings: dict[str, Any] = {
                 "size": size,
                 "lengths": lengths(kind, count),
                 "batch_size": min(BATCH[device], count),
@@ -55,7 +58,7 @@ def run(device: str, quick: bool) -> Iterator[dict[str, Any]]:
                     settings | {"dtype": dtype, "device": device} | more,
                     allocator.SETTINGS,
                 )
-                for way, more in WAYS[kind]
+                for way, more in ways(settings["lengths"]).items()
                 for dtype in DTYPES
             ]
             own = in_jax("ours", "benchmarks.inference_jax", settings, DTYPES, device)

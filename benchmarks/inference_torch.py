@@ -16,20 +16,17 @@ def prepare(
     batch_size: int,
     dtype: str,
     device: str,
-    ordered: bool = False,
     mode: str = "eager",
 ) -> Callable[[], Any]:
     """A function that encodes all sequences.
 
     Args:
-      ordered: batches are of similar lengths.
       mode: of `torch.compile`; or "eager".
     """
     config = peer_config(size)
     model: Any = transformers.BertModel(config)
     model.eval().to(device, getattr(torch, dtype))
     torch.manual_seed(0)
-    lengths = sorted(lengths) if ordered else lengths
     if mode != "eager":
         model = torch.compile(model, mode=mode)
     sequences = [torch.randint(1000, config.vocab_size, (length,)) for length in lengths]

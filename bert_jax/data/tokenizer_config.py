@@ -30,18 +30,25 @@ def special_markers(config: dict, path: Path, backend: tokenizers.Tokenizer) -> 
     Raises:
       UserError: special_tokens_map.json is no JSON object.
     """
+    listed = _listed(config)
     special_tokens_map = path.with_name("special_tokens_map.json")
-    listed: list[Any] = []
-    for content in (config, read_json(special_tokens_map) if special_tokens_map.exists() else {}):
-        for key in ("additional_special_tokens", "extra_special_tokens"):
-            tokens = content.get(key)
-            tokens = [*tokens.values()] if isinstance(tokens, dict) else tokens
-            listed += tokens if isinstance(tokens, list) else []
-    pieces = [token.get("content") if isinstance(token, dict) else token for token in listed]
+    if special_tokens_map.exists():
+        listed |= _listed(read_json(special_tokens_map))
     vocabulary = backend.get_vocab(with_added_tokens=False)
     added = backend.get_added_tokens_decoder().values()
-    beside = [token.content for token in added if token.special and token.content not in vocabulary]
-    return frozenset(piece for piece in [*pieces, *beside] if isinstance(piece, str))
+    special = {token.content for token in added if token.special}
+    return listed | (special - vocabulary.keys())
+
+
+def _listed(config: dict) -> frozenset[str]:
+    """The additional special pieces of a file of transformers."""
+    listed: list[Any] = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        tokens = config.get(key)
+        tokens = [*tokens.values()] if isinstance(tokens, dict) else tokens
+        listed += tokens if isinstance(tokens, list) else []
+    pieces = [token.get("content") if isinstance(token, dict) else token for token in listed]
+    return frozenset(piece for piece in pieces if isinstance(piece, str))
 
 
 def rules_by_pieces(pieces: list[str], lowercase: bool | None) -> dict[str, Any]:

@@ -23,11 +23,15 @@ def without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
 
 
+def run(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A process with that environment alone."""
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
 def kept_in(environment: dict[str, str], before: str = "") -> str:
     """What JAX is told in a process with that environment alone."""
-    code = before + KEEP + SETTING
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = run(before + KEEP + SETTING, environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -57,11 +61,8 @@ def test_all_programs_of_a_user_without_a_name_are_kept(tmp_path):
         "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0); "
         "import jax.numpy as jnp; one = jnp.ones(3); jax.jit(jnp.sin)(one); jax.jit(jnp.cos)(one); "
     )
-    code = NAMELESS + KEEP + "import jax; " + compile_two
     environment = {"XDG_CACHE_HOME": str(tmp_path), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = run(NAMELESS + KEEP + "import jax; " + compile_two, environment)
     assert (done.returncode, done.stderr) == (0, "")
     kept = {path.name.partition("-")[0] for path in tmp_path.glob("bert_jax/*/*-cache")}
     assert {"jit_sin", "jit_cos"} <= kept
